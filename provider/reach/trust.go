@@ -1,0 +1,215 @@
+package reach
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// maxPEMBytes bounds one certificate file. The largest known bundle, that of
+// the whole web, is below 300 KiB.
+const maxPEMBytes = 4 << 20
+
+// settled is the age from which a file's modification time tells versions
+// apart: file systems stamp by ticks of up to 2 s, so that a file written again
+// within its tick looks unchanged.
+const settled = 2 * time.Second
+
+// generation is a transport and the state of the files that it was made from.
+// Requests in flight keep the generation they started with.
+type generation struct {
+	transport *http.Transport
+	stamp     string
+}
+
+// transport gives the current generation's transport of a profile, made anew
+// when a file that it was made from has changed. Files that became unusable
+// are told to the logger, once for each change, and leave the last good
+// generation in place.
+func (r *Reach) transport(key profile) (*http.Transport, error) {
+	stamp := r.trust.stamp(key.certsDir)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	current := r.transports[key]
+	if current != nil && current.stamp == stamp {
+		return current.transport, nil
+	}
+	fresh, err := r.generate(key, stamp)
+	if err != nil {
+		if current == nil {
+			return nil, err
+		}
+		current.stamp = stamp
+		if r.config.Logger != nil {
+			r.config.Logger.Warn("certificate files cannot be used; the last good ones stay in use", "error", err)
+		}
+		return current.transport, nil
+	}
+	r.transports[key] = fresh
+	if current != nil {
+		current.transport.CloseIdleConnections()
+	}
+	return fresh.transport, nil
+}
+
+func (r *Reach) generate(key profile, stamp string) (*generation, error) {
+	config, err := r.trust.read(key.certsDir, stamp)
+	if err != nil {
+		return nil, err
+	}
+	transport, err := r.newTransport(key, config)
+	if err != nil {
+		return nil, err
+	}
+	return &generation{transport: transport, stamp: stamp}, nil
+}
+
+// trustFiles are the files that say whom to trust and what to show.
+type trustFiles struct {
+	caFiles   []string
+	certsDirs []string
+}
+
+// directory gives the certs.d directory of a canonical host, or "".
+func (f trustFiles) directory(host string) string {
+	if host == "" || strings.ContainsAny(host, `/\`) || strings.HasPrefix(host, ".") {
+		return ""
+	}
+	for _, dir := range f.certsDirs {
+		candidate := filepath.Join(dir, host)
+		if info, err := os.Stat(candidate); err == nil && info.IsDir() {
+			return candidate
+		}
+	}
+	return ""
+}
+
+// stamp describes the state of the files behind a TLS configuration: it
+// changes when they do. A file younger than its clock's tick gets the present
+// time into the stamp, and is therefore read again until it has settled.
+func (f trustFiles) stamp(certsDir string) string {
+	var b strings.Builder
+	now := time.Now()
+	note := func(path string, info fs.FileInfo, err error) {
+		if err != nil {
+			fmt.Fprintf(&b, "%s!%v\n", path, errors.Is(err, fs.ErrNotExist))
+			return
+		}
+		fmt.Fprintf(&b, "%s %d %d\n", path, info.Size(), info.ModTime().UnixNano())
+		if age := now.Sub(info.ModTime()); age >= 0 && age < settled {
+			fmt.Fprintf(&b, "unsettled %d\n", now.UnixNano()/int64(100*time.Millisecond))
+		}
+	}
+	for _, path := range f.caFiles {
+		info, err := os.Stat(path)
+		note(path, info, err)
+	}
+	if certsDir != "" {
+		entries, err := os.ReadDir(certsDir)
+		if err != nil {
+			note(certsDir, nil, err)
+		}
+		for _, entry := range entries {
+			path := filepath.Join(certsDir, entry.Name())
+			info, err := os.Stat(path) // follows the symbolic links of a mounted volume
+			note(path, info, err)
+		}
+	}
+	return b.String()
+}
+
+// read makes the TLS configuration: at least TLS 1.2, the system's authorities,
+// those of the bundles, those of the directory and its client certificates.
+func (f trustFiles) read(certsDir, _ string) (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ClientSessionCache: tls.NewLRUClientSessionCache(256)}
+	if len(f.caFiles) == 0 && certsDir == "" {
+		return config, nil
+	}
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		pool = x509.NewCertPool() // an image without a trust store still has the bundles
+	}
+	config.RootCAs = pool
+	for _, path := range f.caFiles {
+		if err := addAuthorities(pool, path); err != nil {
+			return nil, err
+		}
+	}
+	if certsDir == "" {
+		return config, nil
+	}
+	entries, err := os.ReadDir(certsDir)
+	if err != nil {
+		return nil, fmt.Errorf("certificates of a registry: %w", err)
+	}
+	for _, entry := range entries {
+		path := filepath.Join(certsDir, entry.Name())
+		base := strings.TrimSuffix(path, filepath.Ext(path))
+		switch filepath.Ext(path) {
+		case ".crt":
+			if err := addAuthorities(pool, path); err != nil {
+				return nil, err
+			}
+		case ".cert":
+			pair, err := loadPair(path, base+".key")
+			if err != nil {
+				return nil, err
+			}
+			config.Certificates = append(config.Certificates, pair)
+		case ".key":
+			if _, err := os.Stat(base + ".cert"); err != nil {
+				return nil, fmt.Errorf("key %s has no certificate %s", path, base+".cert")
+			}
+		}
+	}
+	return config, nil
+}
+
+func addAuthorities(pool *x509.CertPool, path string) error {
+	data, err := readBounded(path)
+	if err != nil {
+		return fmt.Errorf("certificate authorities: %w", err)
+	}
+	if !pool.AppendCertsFromPEM(data) {
+		return fmt.Errorf("certificate authorities: %s holds no PEM certificate", path)
+	}
+	return nil
+}
+
+// loadPair never repeats what the files hold.
+func loadPair(certFile, keyFile string) (tls.Certificate, error) {
+	cert, err := readBounded(certFile)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("client certificate: %w", err)
+	}
+	key, err := readBounded(keyFile)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("key of client certificate: %w", err)
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("client certificate %s and key %s are not a usable pair", certFile, keyFile)
+	}
+	return pair, nil
+}
+
+func readBounded(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	if info.Size() > maxPEMBytes {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxPEMBytes)
+	}
+	return os.ReadFile(path)
+}
