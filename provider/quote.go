@@ -1,0 +1,23 @@
+package provider
+
+import (
+	"strconv"
+	"unicode/utf8"
+)
+
+// QuoteLimit is how many bytes of a text Quote shows.
+const QuoteLimit = 96
+
+// Quote makes text that others wrote safe to put into a message: in double
+// quotes, every control and non-ASCII character escaped, cut after QuoteLimit
+// bytes with "..." behind the closing quote.
+func Quote(text string) string {
+	if len(text) <= QuoteLimit {
+		return strconv.QuoteToASCII(text)
+	}
+	cut := QuoteLimit
+	for cut > QuoteLimit-utf8.UTFMax && !utf8.RuneStart(text[cut]) {
+		cut--
+	}
+	return strconv.QuoteToASCII(text[:cut]) + "..."
+}
