@@ -98,14 +98,18 @@ func (f *authFile) entries() ([]entry, error) {
 }
 
 func readBounded(path string) ([]byte, error) {
+	info, err := os.Stat(path) // first, because to open a pipe may block
+	if err != nil {
+		return nil, reason(err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("is not a regular file")
+	}
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, reason(err)
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.New("is not a regular file")
-	}
 	data, err := io.ReadAll(io.LimitReader(file, maxConfigBytes+1))
 	if err != nil {
 		return nil, reason(err)
