@@ -92,7 +92,6 @@ met; 3 undetermined, because a registry did not give an answer.`,
   archkeeper check --require linux/amd64,linux/arm64 -f deploy/`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
 	}
 	root.SetIn(std.in)
 	root.SetOut(std.out)
