@@ -1,0 +1,34 @@
+// Command generate writes what follows from the sources of the policy rooms: the
+// ConstraintTemplates (policy.rego, the libraries that it imports and the schema
+// of its parameters), the README of each room, the table of all rooms and the
+// Artifact Hub metadata. It also formats the Rego. Run it through make generate.
+//
+//	go run ./policies/generate [-check] [-root DIR]
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+)
+
+func main() {
+	check := flag.Bool("check", false, "write nothing; fail when something is not as it would be written")
+	root := flag.String("root", ".", "the root of the repository")
+	flag.Parse()
+	if err := run(*root, *check); err != nil {
+		fmt.Fprintln(os.Stderr, "generate:", err)
+		os.Exit(1)
+	}
+}
+
+func run(root string, check bool) error {
+	outputs, err := generate(root)
+	if err != nil {
+		return err
+	}
+	if check {
+		return compare(root, outputs)
+	}
+	return write(root, outputs)
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/open-policy-agent/opa/v1/format"
+)
+
+// generate gives everything that follows from the sources: path from the root of
+// the repository to content. The same sources give the same bytes.
+func generate(root string) (map[string][]byte, error) {
+	outputs := map[string][]byte{}
+	if err := formatRego(root, outputs); err != nil {
+		return nil, err
+	}
+	var all []room
+	for _, in := range []section{constraints, mutations} {
+		rooms, err := readRooms(root, in)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, rooms...)
+	}
+	for _, r := range all {
+		if r.section == constraints {
+			template, err := r.template(root)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", r.dir, err)
+			}
+			outputs[filepath.Join(r.dir, "template.yaml")] = template
+		}
+		readme, err := r.readme(root)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", r.dir, err)
+		}
+		outputs[filepath.Join(r.dir, "README.md")] = readme
+		outputs[filepath.Join(r.dir, "artifacthub-pkg.yml")] = r.artifactHub()
+	}
+	outputs[filepath.Join("policies", "README.md")] = index(all)
+	return outputs, nil
+}
+
+// formatRego adds the Rego files of this part of the tree that opa fmt would change.
+func formatRego(root string, outputs map[string][]byte) error {
+	for _, dir := range []string{"policies", filepath.Join("rego", "lib")} {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, _ os.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".rego" {
+				return err
+			}
+			source, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			formatted, err := format.Source(path, source)
+			if err != nil {
+				return err
+			}
+			relative, err := filepath.Rel(root, path)
+			if err != nil {
+				return err
+			}
+			if !bytes.Equal(source, formatted) {
+				outputs[relative] = formatted
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("formatting Rego: %w", err)
+		}
+	}
+	return nil
+}
+
+// write writes the outputs that differ from what is there. A template is made
+// from Rego as it is on disk: when Rego had to be formatted, it is made again.
+func write(root string, outputs map[string][]byte) error {
+	formatted := false
+	for _, path := range sortedKeys(outputs) {
+		if old, err := os.ReadFile(filepath.Join(root, path)); err == nil && bytes.Equal(old, outputs[path]) {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(root, path), outputs[path], 0o644); err != nil { //nolint:gosec // source files are for everyone to read
+			return err
+		}
+		formatted = formatted || strings.HasSuffix(path, ".rego")
+	}
+	if !formatted {
+		return nil
+	}
+	again, err := generate(root)
+	if err != nil {
+		return err
+	}
+	return write(root, again)
+}
+
+// compare names every file that write would change.
+func compare(root string, outputs map[string][]byte) error {
+	var stale []error
+	for _, path := range sortedKeys(outputs) {
+		old, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil || !bytes.Equal(old, outputs[path]) {
+			stale = append(stale, fmt.Errorf("%s is not up to date: run make generate", path))
+		}
+	}
+	return errors.Join(stale...)
+}
