@@ -1,0 +1,99 @@
+package certificates
+
+import (
+	"bytes"
+	"encoding/base64"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+func TestTheBundleReachesAllWhoTrust(t *testing.T) {
+	provider := unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "externaldata.gatekeeper.sh/v1beta1", "kind": "Provider",
+		"metadata": map[string]any{"name": "archkeeper"},
+		"spec":     map[string]any{"url": "https://archkeeper.ns.svc:8443/v1/public", "timeout": int64(1)},
+	}}
+	client := fake.NewClientset(&admissionv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "mutate.archkeeper.io"},
+		Webhooks:   []admissionv1.MutatingWebhook{{Name: "mutate.archkeeper.io"}},
+	})
+	existing := provider.DeepCopy()
+	_ = unstructured.SetNestedField(existing.Object, "AAAA", "spec", "caBundle")
+	existing.SetResourceVersion("1")
+	dynamic := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{providers: "ProviderList"}, existing)
+	clock := clocktesting.NewFakeClock(start)
+	c, err := New(Options{
+		Client: client, Dynamic: dynamic, Namespace: "ns", Authority: "archkeeper-ca", Leaves: requests,
+		Webhooks: []string{"mutate.archkeeper.io", "absent"}, Providers: []unstructured.Unstructured{provider}, Clock: clock,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	authority, err := client.CoreV1().Secrets("ns").Get(t.Context(), "archkeeper-ca", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := authority.Data["tls.crt"]
+	for _, name := range []string{"provider", "controllers"} {
+		leaf, err := client.CoreV1().Secrets("ns").Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(leaf.Data["ca.crt"], ca) || len(leaf.Data["tls.key"]) == 0 {
+			t.Errorf("secret %s does not hold the bundle and a key", name)
+		}
+	}
+	hook, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(t.Context(), "mutate.archkeeper.io", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(hook.Webhooks[0].ClientConfig.CABundle, ca) {
+		t.Error("the webhook configuration does not hold the bundle")
+	}
+	got, err := dynamic.Resource(providers).Get(t.Context(), "archkeeper", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, _, _ := unstructured.NestedString(got.Object, "spec", "caBundle")
+	if encoded != base64.StdEncoding.EncodeToString(ca) {
+		t.Error("the Provider does not hold the bundle")
+	}
+
+	// A second time there is nothing to write.
+	client.ClearActions()
+	dynamic.ClearActions()
+	clock.Step(time.Hour)
+	if _, err := c.Once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range append(client.Actions(), dynamic.Actions()...) {
+		if a.GetVerb() != "get" {
+			t.Errorf("wrote again: %s %s", a.GetVerb(), a.GetResource().Resource)
+		}
+	}
+}
+
+func TestAFollowedSecretWithoutABundleIsNamed(t *testing.T) {
+	c, err := New(Options{
+		Client: fake.NewClientset(), Dynamic: dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), Namespace: "ns", Follow: "theirs",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Once(t.Context()); err == nil || !strings.Contains(err.Error(), "ns/theirs") {
+		t.Errorf("got %v, want an error that names ns/theirs", err)
+	}
+}
