@@ -72,10 +72,12 @@ type Options struct {
 	// Providers are complete Provider objects but for the caBundle: Gatekeeper
 	// refuses one without, so they are made here and not by a chart.
 	Providers []unstructured.Unstructured
-	Lifetimes Lifetimes
-	Clock     clock.WithTicker
-	Metrics   prometheus.Registerer
-	Log       *slog.Logger
+	// ClientAuthority is Gatekeeper's; the zero value copies nothing.
+	ClientAuthority ClientAuthority
+	Lifetimes       Lifetimes
+	Clock           clock.WithTicker
+	Metrics         prometheus.Registerer
+	Log             *slog.Logger
 	// Random is the source of keys; nil for crypto/rand.
 	Random io.Reader
 }
@@ -156,6 +158,9 @@ func (c *Controller) Start(ctx context.Context) error {
 // The order keeps trust: the authority's Secret first, so that no key is lost;
 // then the bundle to all who trust; then the leaves that the authority signed.
 func (c *Controller) Once(ctx context.Context) (time.Duration, error) {
+	if err := c.followClientAuthority(ctx); err != nil {
+		return 0, err
+	}
 	if c.Authority == "" {
 		secret, err := c.secret(ctx, c.Follow)
 		if err != nil {
