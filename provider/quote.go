@@ -2,6 +2,7 @@ package provider
 
 import (
 	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -20,4 +21,14 @@ func Quote(text string) string {
 		cut--
 	}
 	return strconv.QuoteToASCII(text[:cut]) + "..."
+}
+
+// Printable gives text as it is when it has only printable ASCII characters and
+// is not longer than QuoteLimit; else Quote's form. It is for texts that others
+// made partly from what they read, such as errors of a parser.
+func Printable(text string) string {
+	if len(text) > QuoteLimit || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return Quote(text)
+	}
+	return text
 }

@@ -24,3 +24,16 @@ func TestQuote(t *testing.T) {
 		})
 	}
 }
+
+func TestPrintable(t *testing.T) {
+	for text, want := range map[string]string{
+		`unknown field "x"`:               `unknown field "x"`,
+		"a\x1b[31m":                       `"a\x1b[31m"`,
+		"é":                               `"\u00e9"`,
+		strings.Repeat("a", QuoteLimit+1): `"` + strings.Repeat("a", QuoteLimit) + `"...`,
+	} {
+		if got := Printable(text); got != want {
+			t.Errorf("Printable gives %s, want %s", got, want)
+		}
+	}
+}

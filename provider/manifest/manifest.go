@@ -410,22 +410,12 @@ func choose(fits func(string) bool, fallback string, candidates ...string) strin
 func decode(body []byte, into any) error {
 	twice, err := sigsjson.UnmarshalStrict(body, into, sigsjson.DisallowDuplicateFields)
 	if err != nil {
-		return fmt.Errorf("%s", shorten(err.Error()))
+		return errors.New(provider.Printable(err.Error()))
 	}
 	if len(twice) > 0 {
-		return fmt.Errorf("%s", shorten(twice[0].Error()))
+		return errors.New(provider.Printable(twice[0].Error()))
 	}
 	return nil
-}
-
-// shorten makes the text of a foreign error fit to be shown: it may quote what
-// it read.
-func shorten(text string) string {
-	quoted := provider.Quote(text)
-	if quoted == `"`+text+`"` {
-		return text
-	}
-	return quoted
 }
 
 func invalid(format string, args ...any) *provider.Error {

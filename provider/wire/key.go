@@ -65,7 +65,7 @@ func ParseKey(text string) (Key, error) {
 		err = strict[0]
 	}
 	if err != nil {
-		return Key{}, malformedKey("cannot be read: %s", printable(err.Error()))
+		return Key{}, malformedKey("cannot be read: %s", provider.Printable(err.Error()))
 	}
 	switch {
 	case raw.V == nil || *raw.V != KeyVersion:
@@ -141,12 +141,4 @@ func quoteOrNone(text *string) string {
 		return "none is given"
 	}
 	return provider.Quote(*text)
-}
-
-// printable gives text as it is when that is safe to show, else quoted.
-func printable(text string) string {
-	if quoted := provider.Quote(text); quoted != `"`+text+`"` {
-		return quoted
-	}
-	return text
 }
