@@ -3,6 +3,7 @@ package certificates
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -22,6 +24,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -40,6 +43,7 @@ const (
 	keyOld       = "old.crt"
 	keyPublished = "published"
 	keyPromoted  = "promoted"
+	keyToken     = "token"
 )
 
 const (
@@ -69,6 +73,10 @@ type Options struct {
 	Leaves []Request
 	// Webhooks are names of MutatingWebhookConfigurations whose caBundle is ours.
 	Webhooks []string
+	// AdmissionSecret holds, under the key token, the secret part of the path of
+	// the webhooks above: /v1/admit/<token>. It is made when it is not there;
+	// empty when the path is somebody else's.
+	AdmissionSecret string
 	// Providers are complete Provider objects but for the caBundle: Gatekeeper
 	// refuses one without, so they are made here and not by a chart.
 	Providers []unstructured.Unstructured
@@ -85,6 +93,7 @@ type Options struct {
 // Controller keeps certificates. Make one with New.
 type Controller struct {
 	Options
+	path    string // of the webhooks; empty to leave it alone
 	expiry  *prometheus.GaugeVec
 	failing prometheus.Gauge
 }
@@ -161,6 +170,9 @@ func (c *Controller) Once(ctx context.Context) (time.Duration, error) {
 	if err := c.followClientAuthority(ctx); err != nil {
 		return 0, err
 	}
+	if err := c.keepToken(ctx); err != nil {
+		return 0, err
+	}
 	if c.Authority == "" {
 		secret, err := c.secret(ctx, c.Follow)
 		if err != nil {
@@ -222,6 +234,35 @@ func (c *Controller) Once(ctx context.Context) (time.Duration, error) {
 	return out.Again, nil
 }
 
+// keepToken makes the admission token when there is none, and learns the path
+// of the webhooks from it.
+func (c *Controller) keepToken(ctx context.Context) error {
+	if c.AdmissionSecret == "" {
+		return nil
+	}
+	secret, err := c.secret(ctx, c.AdmissionSecret)
+	if err != nil {
+		return err
+	}
+	token := secret.Data[keyToken]
+	if len(token) == 0 {
+		raw := make([]byte, 24)
+		random := c.Random
+		if random == nil {
+			random = rand.Reader
+		}
+		if _, err := io.ReadFull(random, raw); err != nil {
+			return fmt.Errorf("make an admission token: %w", err)
+		}
+		token = []byte(base64.RawURLEncoding.EncodeToString(raw))
+		if err := c.write(ctx, secret, map[string][]byte{keyToken: token}, corev1.SecretTypeOpaque); err != nil {
+			return err
+		}
+	}
+	c.path = "/v1/admit/" + string(token)
+	return nil
+}
+
 // published tells whether all who trust us hold the bundle.
 func (c *Controller) published(ctx context.Context, bundle []byte, leaves map[string]*corev1.Secret) (bool, error) {
 	for _, s := range leaves {
@@ -280,13 +321,15 @@ func (c *Controller) visitWebhook(ctx context.Context, name string, visit func([
 	}
 	has := config.Webhooks[0].ClientConfig.CABundle
 	for _, w := range config.Webhooks {
-		if !bytes.Equal(w.ClientConfig.CABundle, has) {
+		service := w.ClientConfig.Service
+		if !bytes.Equal(w.ClientConfig.CABundle, has) || (c.path != "" && service != nil && ptr.Deref(service.Path, "") != c.path) {
 			has = nil
 		}
 	}
 	return visit(has, func(bundle []byte) error {
 		type clientConfig struct {
-			CABundle []byte `json:"caBundle"`
+			CABundle []byte                        `json:"caBundle"`
+			Service  *admissionv1.ServiceReference `json:"service,omitempty"`
 		}
 		type webhook struct {
 			Name         string       `json:"name"`
@@ -297,7 +340,11 @@ func (c *Controller) visitWebhook(ctx context.Context, name string, visit func([
 			Webhooks []webhook         `json:"webhooks"`
 		}{Metadata: map[string]string{"resourceVersion": config.ResourceVersion}}
 		for _, w := range config.Webhooks {
-			patch.Webhooks = append(patch.Webhooks, webhook{w.Name, clientConfig{bundle}})
+			service := w.ClientConfig.Service.DeepCopy()
+			if service != nil && c.path != "" {
+				service.Path = &c.path
+			}
+			patch.Webhooks = append(patch.Webhooks, webhook{w.Name, clientConfig{bundle, service}})
 		}
 		body, err := json.Marshal(patch)
 		if err != nil {

@@ -25,7 +25,7 @@ func TestTheBundleReachesAllWhoTrust(t *testing.T) {
 	}}
 	client := fake.NewClientset(&admissionv1.MutatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: "mutate.archkeeper.io"},
-		Webhooks:   []admissionv1.MutatingWebhook{{Name: "mutate.archkeeper.io"}},
+		Webhooks:   []admissionv1.MutatingWebhook{{Name: "mutate.archkeeper.io", ClientConfig: admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: "ns", Name: "archkeeper"}}}},
 	})
 	existing := provider.DeepCopy()
 	_ = unstructured.SetNestedField(existing.Object, "AAAA", "spec", "caBundle")
@@ -34,7 +34,7 @@ func TestTheBundleReachesAllWhoTrust(t *testing.T) {
 	clock := clocktesting.NewFakeClock(start)
 	c, err := New(Options{
 		Client: client, Dynamic: dynamic, Namespace: "ns", Authority: "archkeeper-ca", Leaves: requests,
-		Webhooks: []string{"mutate.archkeeper.io", "absent"}, Providers: []unstructured.Unstructured{provider}, Clock: clock,
+		Webhooks: []string{"mutate.archkeeper.io", "absent"}, AdmissionSecret: "admission", Providers: []unstructured.Unstructured{provider}, Clock: clock,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -62,6 +62,13 @@ func TestTheBundleReachesAllWhoTrust(t *testing.T) {
 	}
 	if !bytes.Equal(hook.Webhooks[0].ClientConfig.CABundle, ca) {
 		t.Error("the webhook configuration does not hold the bundle")
+	}
+	token, err := client.CoreV1().Secrets("ns").Get(t.Context(), "admission", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if path := hook.Webhooks[0].ClientConfig.Service.Path; path == nil || *path != "/v1/admit/"+string(token.Data["token"]) || len(*path) < 40 {
+		t.Errorf("the webhook's path is %v", path)
 	}
 	got, err := dynamic.Resource(providers).Get(t.Context(), "archkeeper", metav1.GetOptions{})
 	if err != nil {
