@@ -102,6 +102,7 @@ met; 3 undetermined, because a registry did not give an answer.`,
 		&cobra.Group{ID: groupOperate, Title: "Operate:"},
 	)
 	root.AddCommand(
+		newMirrorsCommand(std),
 		newVersionCommand(std),
 	)
 	return root

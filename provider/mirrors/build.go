@@ -37,7 +37,9 @@ type Result struct {
 	// Notes tell of parts without effect.
 	Notes []Problem
 
-	emission []string // prefixes, in the order in which they are written
+	emission  []string           // prefixes, in the order in which they are written
+	origins   map[string]Problem // by prefix, the field that asked for the entry; "" for search registries
+	protected []imageref.Reference
 }
 
 // merged is what all objects say about one source and one kind of pull.
@@ -55,6 +57,7 @@ type builder struct {
 	insecure         map[string]Problem // by scope, with the field that says so
 	blocked, allowed map[string]Problem
 	search           []string
+	searched         Problem // the first field with a search registry
 	res              *Result
 }
 
@@ -77,6 +80,11 @@ func Build(objects []Object, opts Options) *Result {
 	}
 	b.settleAllowed()
 	b.warn()
+	b.res.protected = slices.Clone(opts.Protected)
+	b.res.origins = map[string]Problem{"": b.searched}
+	for _, prefix := range b.res.emission {
+		b.res.origins[prefix] = b.origin(prefix)
+	}
 	return b.res
 }
 
@@ -113,6 +121,9 @@ func read(objects []Object) *builder {
 		o.scopes(b.allowed, o.allowed)
 		for _, it := range o.search {
 			if !slices.Contains(b.search, it.text) {
+				if len(b.search) == 0 {
+					b.searched = o.at(it.field)
+				}
 				b.search = append(b.search, it.text)
 			}
 		}

@@ -415,6 +415,9 @@ func yamlError(file string, first int, err error) error {
 			line = first + n - 1
 		}
 		text = text[:at[0]] + text[at[1]:]
+		if strings.HasPrefix(text, "did not find expected") {
+			line++ // the parser counts these from zero
+		}
 	}
 	return fmt.Errorf("%s:%d: %s", file, line, text)
 }
