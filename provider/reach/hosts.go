@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 
 	"golang.org/x/net/http/httpproxy"
@@ -66,12 +67,16 @@ func (l hostList) has(host string) bool {
 	if l.exact[host] {
 		return true
 	}
-	for _, suffix := range l.suffixes {
-		if strings.HasSuffix(host, suffix) || strings.HasSuffix(hostname(host), suffix) {
-			return true
-		}
+	return slices.ContainsFunc(l.suffixes, func(suffix string) bool { return strings.HasSuffix(host, suffix) })
+}
+
+// withoutPort drops the port of a canonical host.
+func withoutPort(host string) string {
+	name := hostname(host)
+	if strings.Contains(name, ":") {
+		return "[" + name + "]"
 	}
-	return false
+	return name
 }
 
 // ProxyFromEnvironment reads HTTP_PROXY, HTTPS_PROXY and NO_PROXY, upper case

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -61,7 +62,8 @@ type Config struct {
 	// AllowRegistries, when not empty, are the only registries to be asked;
 	// DenyRegistries are never asked and win. An entry is a host[:port] as
 	// references name it, docker.io for the hub, or *.example.com for every
-	// name below example.com. The hosts to which an allowed registry redirects
+	// name below example.com. Without a port, an entry allows the default port
+	// and denies every port. The hosts to which an allowed registry redirects
 	// need not be allowed, but must not be denied.
 	AllowRegistries, DenyRegistries []string
 
@@ -111,7 +113,7 @@ type profile struct {
 func New(config Config) (*Reach, error) {
 	r := &Reach{
 		config:     config,
-		guard:      guard{denyPrivate: config.DenyPrivate, deny: config.DenyCIDRs, allow: config.AllowCIDRs},
+		guard:      newGuard(config.DenyPrivate, unmapped(config.DenyCIDRs), unmapped(config.AllowCIDRs)),
 		plainHTTP:  map[string]bool{},
 		transports: map[profile]*generation{},
 		trust:      trustFiles{caFiles: config.CAFiles, certsDirs: config.CertsDirs},
@@ -129,7 +131,7 @@ func New(config Config) (*Reach, error) {
 	if r.deny, err = newHostList(config.DenyRegistries); err != nil {
 		return nil, fmt.Errorf("denied registries: %w", err)
 	}
-	if _, err := r.trust.read("", r.trust.stamp("")); err != nil {
+	if _, err := r.transport(profile{}); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -142,7 +144,7 @@ func (r *Reach) PlainHTTP(host string) bool { return r.plainHTTP[canonicalHost(h
 // *BlockedAddressError by the lists of allowed and denied registries.
 func (r *Reach) Permits(registry string) error {
 	host := canonicalHost(registry)
-	if r.deny.has(host) {
+	if r.deny.has(host) || r.deny.has(withoutPort(host)) {
 		return &BlockedAddressError{Host: registry, Reason: "denied registry"}
 	}
 	if !r.allow.empty() && !r.allow.has(host) {
@@ -200,7 +202,7 @@ func (t *roundTripper) transport(request *http.Request) (*http.Transport, error)
 		return nil, t.refused
 	}
 	r, host := t.reach, canonicalHost(request.URL.Host)
-	if r.deny.has(host) {
+	if r.deny.has(host) || r.deny.has(withoutPort(host)) {
 		return nil, &BlockedAddressError{Host: request.URL.Host, Reason: "denied registry"}
 	}
 	key := profile{trusted: r.plainHTTP[host], certsDir: r.trust.directory(host)}
@@ -231,12 +233,20 @@ func (t *roundTripper) transport(request *http.Request) (*http.Transport, error)
 	return r.transport(key)
 }
 
-// refusesByName judges what can be judged without resolution.
+// refusesByName judges what can be judged without resolution. A name that ends
+// in a number is an address to some resolvers (127.1, 0x7f000001): refused.
 func (r *Reach) refusesByName(hostname string) string {
+	if !r.guard.active() {
+		return ""
+	}
 	if addr, err := netip.ParseAddr(hostname); err == nil {
 		return r.guard.refuses(addr)
 	}
-	if r.guard.denyPrivate && (hostname == "localhost" || strings.HasSuffix(hostname, ".localhost")) {
+	last := hostname[strings.LastIndexByte(hostname, '.')+1:]
+	if _, err := strconv.ParseUint(last, 0, 64); err == nil {
+		return "address that cannot be read"
+	}
+	if last == "localhost" {
 		return r.guard.refuses(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	}
 	return ""
@@ -259,14 +269,21 @@ func (r *Reach) newTransport(key profile, config *tls.Config) (*http.Transport, 
 	guarded := r.guard.active() && !key.trusted && key.proxy == ""
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			if !guarded {
-				return dialer.DialContext(ctx, network, address)
+			dialer := *dialer
+			if guarded {
+				dialer.ControlContext = func(_ context.Context, _, resolved string, _ syscall.RawConn) error {
+					return r.judge(address, resolved)
+				}
 			}
-			judged := *dialer
-			judged.ControlContext = func(_ context.Context, _, resolved string, _ syscall.RawConn) error {
-				return r.judge(address, resolved)
+			conn, err := dialer.DialContext(ctx, network, address)
+			var blocked *BlockedAddressError
+			switch {
+			case errors.As(err, &blocked):
+				return nil, blocked // alone: package net would add the address
+			case err != nil:
+				return nil, &DialError{Host: address, Cause: err}
 			}
-			return judged.DialContext(ctx, network, address)
+			return conn, nil
 		},
 		TLSClientConfig:        config,
 		ForceAttemptHTTP2:      true,
@@ -306,4 +323,16 @@ func orDefault[T int64 | time.Duration](value, byDefault T) T {
 		return byDefault
 	}
 	return value
+}
+
+// unmapped gives ranges of IPv4-mapped addresses as ranges of IPv4.
+func unmapped(prefixes []netip.Prefix) []netip.Prefix {
+	plain := make([]netip.Prefix, 0, len(prefixes))
+	for _, prefix := range prefixes {
+		if prefix.Addr().Is4In6() && prefix.Bits() >= 96 {
+			prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
+		}
+		plain = append(plain, prefix)
+	}
+	return plain
 }

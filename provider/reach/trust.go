@@ -1,10 +1,12 @@
 package reach
 
 import (
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"hash"
 	"io/fs"
 	"net/http"
 	"os"
@@ -27,48 +29,46 @@ const settled = 2 * time.Second
 type generation struct {
 	transport *http.Transport
 	stamp     string
+	content   [sha256.Size]byte
+	fault     string // last told to the logger
 }
 
 // transport gives the current generation's transport of a profile, made anew
-// when a file that it was made from has changed. Files that became unusable
-// are told to the logger, once for each change, and leave the last good
+// when a file that it was made from has other content. Files that became
+// unusable are told to the logger, once for each fault, and leave the last good
 // generation in place.
 func (r *Reach) transport(key profile) (*http.Transport, error) {
-	stamp := r.trust.stamp(key.certsDir)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	stamp := r.trust.stamp(key.certsDir)
 	current := r.transports[key]
 	if current != nil && current.stamp == stamp {
 		return current.transport, nil
 	}
-	fresh, err := r.generate(key, stamp)
-	if err != nil {
-		if current == nil {
-			return nil, err
-		}
+	config, content, err := r.trust.read(key.certsDir)
+	switch {
+	case err != nil && current == nil:
+		return nil, err
+	case err != nil:
 		current.stamp = stamp
-		if r.config.Logger != nil {
+		if current.fault != err.Error() && r.config.Logger != nil {
 			r.config.Logger.Warn("certificate files cannot be used; the last good ones stay in use", "error", err)
 		}
+		current.fault = err.Error()
 		return current.transport, nil
-	}
-	r.transports[key] = fresh
-	if current != nil {
-		current.transport.CloseIdleConnections()
-	}
-	return fresh.transport, nil
-}
-
-func (r *Reach) generate(key profile, stamp string) (*generation, error) {
-	config, err := r.trust.read(key.certsDir, stamp)
-	if err != nil {
-		return nil, err
+	case current != nil && current.content == content:
+		current.stamp, current.fault = stamp, ""
+		return current.transport, nil
 	}
 	transport, err := r.newTransport(key, config)
 	if err != nil {
 		return nil, err
 	}
-	return &generation{transport: transport, stamp: stamp}, nil
+	r.transports[key] = &generation{transport: transport, stamp: stamp, content: content}
+	if current != nil {
+		current.transport.CloseIdleConnections()
+	}
+	return transport, nil
 }
 
 // trustFiles are the files that say whom to trust and what to show.
@@ -82,10 +82,16 @@ func (f trustFiles) directory(host string) string {
 	if host == "" || strings.ContainsAny(host, `/\`) || strings.HasPrefix(host, ".") {
 		return ""
 	}
+	names := []string{host}
+	if hostname(host) == host || strings.HasSuffix(host, "]") {
+		names = append(names, host+":443") // the canonical form has no default port, a directory may
+	}
 	for _, dir := range f.certsDirs {
-		candidate := filepath.Join(dir, host)
-		if info, err := os.Stat(candidate); err == nil && info.IsDir() {
-			return candidate
+		for _, name := range names {
+			candidate := filepath.Join(dir, name)
+			if info, err := os.Stat(candidate); err == nil && info.IsDir() {
+				return candidate
+			}
 		}
 	}
 	return ""
@@ -126,72 +132,90 @@ func (f trustFiles) stamp(certsDir string) string {
 }
 
 // read makes the TLS configuration: at least TLS 1.2, the system's authorities,
-// those of the bundles, those of the directory and its client certificates.
-func (f trustFiles) read(certsDir, _ string) (*tls.Config, error) {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ClientSessionCache: tls.NewLRUClientSessionCache(256)}
+// those of the bundles, those of the directory and its client certificates. The
+// sum tells contents apart.
+func (f trustFiles) read(certsDir string) (config *tls.Config, content [sha256.Size]byte, err error) {
+	config = &tls.Config{MinVersion: tls.VersionTLS12, ClientSessionCache: tls.NewLRUClientSessionCache(256)}
 	if len(f.caFiles) == 0 && certsDir == "" {
-		return config, nil
+		return config, content, nil
 	}
 	pool, err := x509.SystemCertPool()
 	if err != nil {
 		pool = x509.NewCertPool() // an image without a trust store still has the bundles
 	}
 	config.RootCAs = pool
+	reader := certReader{pool: pool, sum: sha256.New()}
 	for _, path := range f.caFiles {
-		if err := addAuthorities(pool, path); err != nil {
-			return nil, err
+		if err := reader.authorities(path); err != nil {
+			return nil, content, err
 		}
 	}
-	if certsDir == "" {
-		return config, nil
+	if certsDir != "" {
+		if config.Certificates, err = reader.directory(certsDir); err != nil {
+			return nil, content, err
+		}
 	}
-	entries, err := os.ReadDir(certsDir)
+	copy(content[:], reader.sum.Sum(nil))
+	return config, content, nil
+}
+
+// certReader reads certificate files and sums what it read.
+type certReader struct {
+	pool *x509.CertPool
+	sum  hash.Hash
+}
+
+// directory reads <host>/ of a certs.d: authorities into the pool; it gives the
+// client certificates.
+func (r certReader) directory(dir string) ([]tls.Certificate, error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("certificates of a registry: %w", err)
 	}
+	var pairs []tls.Certificate
 	for _, entry := range entries {
-		path := filepath.Join(certsDir, entry.Name())
+		path := filepath.Join(dir, entry.Name())
 		base := strings.TrimSuffix(path, filepath.Ext(path))
 		switch filepath.Ext(path) {
 		case ".crt":
-			if err := addAuthorities(pool, path); err != nil {
+			if err := r.authorities(path); err != nil {
 				return nil, err
 			}
 		case ".cert":
-			pair, err := loadPair(path, base+".key")
+			pair, err := r.pair(path, base+".key")
 			if err != nil {
 				return nil, err
 			}
-			config.Certificates = append(config.Certificates, pair)
+			pairs = append(pairs, pair)
 		case ".key":
 			if _, err := os.Stat(base + ".cert"); err != nil {
 				return nil, fmt.Errorf("key %s has no certificate %s", path, base+".cert")
 			}
 		}
 	}
-	return config, nil
+	return pairs, nil
 }
 
-func addAuthorities(pool *x509.CertPool, path string) error {
-	data, err := readBounded(path)
+func (r certReader) authorities(path string) error {
+	data, err := r.read(path)
 	if err != nil {
 		return fmt.Errorf("certificate authorities: %w", err)
 	}
-	if !pool.AppendCertsFromPEM(data) {
+	if !r.pool.AppendCertsFromPEM(data) {
 		return fmt.Errorf("certificate authorities: %s holds no PEM certificate", path)
 	}
 	return nil
 }
 
-// loadPair never repeats what the files hold.
-func loadPair(certFile, keyFile string) (tls.Certificate, error) {
-	cert, err := readBounded(certFile)
+// pair never repeats what the files hold.
+func (r certReader) pair(certFile, keyFile string) (tls.Certificate, error) {
+	cert, err := r.read(certFile)
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("client certificate: %w", err)
 	}
-	key, err := readBounded(keyFile)
+	key, err := r.read(keyFile)
 	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("key of client certificate: %w", err)
+		return tls.Certificate{}, fmt.Errorf("key of a client certificate: %w", err)
 	}
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -200,7 +224,7 @@ func loadPair(certFile, keyFile string) (tls.Certificate, error) {
 	return pair, nil
 }
 
-func readBounded(path string) ([]byte, error) {
+func (r certReader) read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -211,5 +235,11 @@ func readBounded(path string) ([]byte, error) {
 	if info.Size() > maxPEMBytes {
 		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxPEMBytes)
 	}
-	return os.ReadFile(path)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(r.sum, "%s %d\n", path, len(data))
+	_, _ = r.sum.Write(data) // a hash never fails
+	return data, nil
 }
