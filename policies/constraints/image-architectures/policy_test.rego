@@ -87,7 +87,7 @@ test_selectors_that_only_together_contradict_name_all_images if {
 		"operator": "NotIn",
 		"values": ["amd64"],
 	}]}]}}}}
-	all := object.union(images, {"registry.example/other:1": {"architectures": ["amd64", "s390x"], "platforms": []}})
+	all := object.union(images, {"registry.example/other:1": {"architectures": ["amd64", "s390x"], "platforms": ["linux/amd64", "linux/s390x"]}})
 	violations := judge(pod_with(["multi", "other"], spec), {}) with data.archkeeper.constraints.image_architectures_test.images as all
 	reasons(violations) == {["SelectorConflict", "multi"], ["SelectorConflict", "other"]}
 }

@@ -125,7 +125,8 @@ _value(value) := object.union(value, {"status": "any"}) if {
 } else := object.union(value, {"status": "known"}) if {
 	is_array(value.architectures)
 	is_array(value.platforms)
-} else := _unknown("internal", "the provider's answer does not list platforms")
+	count(value.platforms) > 0
+} else := _unknown("internal", "the provider's answer names no platform")
 
 # An item error is "<class>: <message>".
 _item_error(text) := _unknown(class, message) if {

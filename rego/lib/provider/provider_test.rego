@@ -89,6 +89,7 @@ shapes(_) := {
 		["text", "a string"],
 		["null", null],
 		["half", {"architectures": ["amd64"]}],
+		["hollow", {"architectures": [], "platforms": []}],
 	],
 	"errors": null,
 	"system_error": "",
@@ -191,11 +192,12 @@ test_duplicates if {
 }
 
 test_shapes_of_values if {
-	answers := provider.lookup("archkeeper", {"bundle", "text", "null", "half"}) with external_data as shapes
+	answers := provider.lookup("archkeeper", {"bundle", "text", "null", "half", "hollow"}) with external_data as shapes
 	answers.bundle.status == "any"
 	answers.text.class == "internal"
 	answers["null"].class == "internal"
 	answers.half.class == "internal"
+	answers.hollow.class == "internal"
 }
 
 test_keys_that_are_no_text_never_reach_gatekeeper if {
