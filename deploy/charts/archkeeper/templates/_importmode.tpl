@@ -1,0 +1,22 @@
+{{/* Least privilege of the import mode controller; a golden test forbids further rules. */}}
+{{- define "archkeeper.importModeRules" -}}
+- apiGroups: [config.openshift.io]
+  resources: [images]
+  resourceNames: [cluster]
+  verbs: [get, list, watch]
+- apiGroups: [config.openshift.io]
+  resources: [clusterversions]
+  resourceNames: [version]
+  verbs: [get, list, watch]
+- apiGroups: [config.openshift.io]
+  resources: [images/status]
+  resourceNames: [cluster]
+  verbs: [patch]
+- apiGroups: [config.openshift.io]
+  resources: [clusteroperators]
+  resourceNames: [image-registry]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
