@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -241,7 +242,7 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 		"--client-ca-file=" + c.path("pki", "ca.crt"),
 		"--authorization-mode=Node,RBAC",
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + c.path("pki", "sa.key"), "--service-account-signing-key-file=" + c.path("pki", "sa.key"),
+		"--service-account-key-file=" + c.path("pki", "sa.pub"), "--service-account-signing-key-file=" + c.path("pki", "sa.key"),
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--allow-privileged=true",
 		"--audit-policy-file=" + c.path("audit-policy.yaml"), "--audit-log-path=" + c.path("audit.log"),
@@ -271,11 +272,16 @@ func (c *Cluster) writeAPIServerFiles() error {
 	if err != nil {
 		return err
 	}
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return fmt.Errorf("encoding the public key of service accounts: %w", err)
+	}
 	audit := "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: " + c.options.AuditLevel + "}]\n"
 	return errors.Join(
 		server.Write(c.path("pki", "apiserver")),
 		WriteFile(c.path("pki", "ca.crt"), c.CA.CertPEM),
 		WriteFile(c.path("pki", "sa.key"), keyPEM),
+		WriteFile(c.path("pki", "sa.pub"), pemBlock("PUBLIC KEY", public)),
 		WriteFile(c.path("audit-policy.yaml"), []byte(audit)),
 	)
 }
