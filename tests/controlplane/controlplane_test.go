@@ -18,6 +18,9 @@ import (
 var cluster *Cluster
 
 func TestMain(m *testing.M) {
+	if os.Getenv(orphanHelper) != "" {
+		runOrphanHelper()
+	}
 	os.Exit(Main(m, Options{
 		Nodes: []Node{
 			{Arch: "amd64"},
