@@ -70,6 +70,7 @@ test-oracle: $(gotestsum) ## Our mirror semantics against the container librarie
 
 .PHONY: e2e
 e2e: $(gotestsum) ## A real kube-apiserver, scheduler and Gatekeeper (built on first use)
+	cd tests/controlplane && go run ./cmd/build
 	$(call suite,controlplane,tests/controlplane,./...)
 	$(call suite,e2e,tests/e2e,-p 1 -timeout 40m ./...)
 
