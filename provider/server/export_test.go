@@ -28,3 +28,10 @@ func ServeForTest(handler http.Handler, path string, body []byte) (int, []byte) 
 	handler.ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, path, bytes.NewReader(body)))
 	return recorder.Code, recorder.Body.Bytes()
 }
+
+// RememberedTokens counts the tokens that are not checked again for now.
+func RememberedTokens(t *Tokens) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.good)
+}

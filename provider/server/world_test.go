@@ -84,6 +84,7 @@ type world struct {
 	registry              *prometheus.Registry
 	log                   *lockedBuffer
 	connections           atomic.Int64 // accepted at the data port
+	tokens                *server.Tokens
 }
 
 type lockedBuffer struct {
@@ -153,6 +154,7 @@ func start(t *testing.T, change func(w *world, o *server.Options)) *world {
 	if o.Admission != nil {
 		w.admission = "https://" + o.Admission.Addr().String()
 	}
+	w.tokens = o.Tokens
 	s, err := server.New(o)
 	if err != nil {
 		t.Fatal(err)
@@ -230,6 +232,7 @@ type reply struct {
 	StatusCode    int
 	Header        http.Header
 	ContentLength int64
+	closes        bool // the connection ends with it
 	text          string
 	externaldata.ProviderResponse
 }
@@ -250,7 +253,7 @@ func (w *world) do(client *http.Client, method, url, body string, header ...stri
 	}
 	defer resp.Body.Close() //nolint:errcheck // read to its end
 	text := must(io.ReadAll(resp.Body))
-	r := reply{StatusCode: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength, text: string(text)}
+	r := reply{StatusCode: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength, closes: resp.Close, text: string(text)}
 	if method != http.MethodHead {
 		if err := json.Unmarshal(text, &r.ProviderResponse); err != nil {
 			w.t.Fatalf("%s %s: status %d, no JSON: %q", method, url, resp.StatusCode, text)
@@ -290,3 +293,5 @@ func (w *world) eventually(what string, holds func() bool) {
 
 // reload lets the server look at its files again.
 func (w *world) reload() { w.clock.Step(time.Second) }
+
+func prometheusRegistry() *prometheus.Registry { return prometheus.NewRegistry() }
