@@ -1,14 +1,14 @@
 // Package cache remembers what registries said, bounded by bytes, and keeps
 // apart what callers with different credentials may know.
 //
-// It holds four things, each under a Key that is a hash:
+// It holds three things, each under a Key that is a hash:
 //
 //   - tag answers: what a reference named for one set of credentials, and the
 //     failures of late;
 //   - facts: what stands behind a digest at one registry host. Facts are shared
 //     between callers, so a caller may be given them only after the registry
-//     let the caller's own credentials reach that digest;
-//   - proofs that it did;
+//     let the caller's own credentials reach that digest: a tag answer under a
+//     key of these credentials is the proof that it did;
 //   - hints that a reference was seen by somebody, which decide whether asking
 //     for the digest alone is likely to be enough. A hint holds no answer.
 //
@@ -107,7 +107,6 @@ const DefaultMaxBytes = 64 << 20
 type Cache struct {
 	tags   *table[tagEntry]
 	facts  *table[*Facts]
-	proofs *table[int64]
 	hints  *table[struct{}]
 	shapes shapes
 }
@@ -118,12 +117,10 @@ func New(o Options) *Cache {
 		o.MaxBytes = DefaultMaxBytes
 	}
 	share := func(percent int64) int64 { return o.MaxBytes / 100 * percent }
-	none := func(int64) int64 { return 0 }
 	return &Cache{
-		tags:   newTable(share(25), tagCost),
-		facts:  newTable(share(45), factsCost),
-		proofs: newTable(share(15), none),
-		hints:  newTable(share(15), func(struct{}) int64 { return 0 }),
+		tags:   newTable(share(40), tagCost),
+		facts:  newTable(share(48), factsCost),
+		hints:  newTable(share(12), func(struct{}) int64 { return 0 }),
 		shapes: shapes{known: make(map[string]shape)},
 	}
 }
@@ -206,18 +203,6 @@ func (c *Cache) PutFacts(k Key, f *Facts) *Facts {
 	return &kept
 }
 
-// Proven tells whether a proof holds now.
-func (c *Cache) Proven(k Key, now time.Time) bool {
-	until, ok := c.proofs.get(k)
-	return ok && now.UnixMilli() < until
-}
-
-// Prove keeps a proof until a time.
-func (c *Cache) Prove(k Key, until time.Time) { c.proofs.put(k, until.UnixMilli()) }
-
-// Disprove forgets a proof.
-func (c *Cache) Disprove(k Key) { c.proofs.delete(k) }
-
 // Seen tells whether somebody was given an answer for a reference.
 func (c *Cache) Seen(k Key) bool {
 	_, ok := c.hints.get(k)
@@ -232,9 +217,8 @@ func (c *Cache) MarkSeen(k Key) { c.hints.put(k, struct{}{}) }
 func (c *Cache) Usage() (tags, facts int, bytes int64) {
 	tags, tagBytes := c.tags.usage()
 	facts, factBytes := c.facts.usage()
-	_, proofBytes := c.proofs.usage()
 	_, hintBytes := c.hints.usage()
-	return tags, facts, tagBytes + factBytes + proofBytes + hintBytes
+	return tags, facts, tagBytes + factBytes + hintBytes
 }
 
 // shapeLimit is the size in bytes up to which a list of platforms is shared.

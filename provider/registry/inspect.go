@@ -1,0 +1,417 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/archkeeper/archkeeper/provider"
+	"github.com/archkeeper/archkeeper/provider/cache"
+)
+
+const (
+	// How long a failure is remembered, by class. A rate limit is remembered
+	// until the registry's own time, or for rateLimitedLife without one.
+	notFoundLife     = 30 * time.Second
+	unauthorizedLife = time.Minute
+	unreachableLife  = 5 * time.Second
+	rateLimitedLife  = 5 * time.Second
+	durableLife      = time.Minute
+
+	// maxFlights bounds the look-ups under way, waited for or not.
+	maxFlights = 1 << 15
+
+	// leaderWait bounds the time for which a caller lets another with other
+	// credentials go first for the same reference.
+	leaderWait = 5 * time.Second
+)
+
+// flight is one look-up that any number of callers wait for.
+type flight struct {
+	done   chan struct{}
+	result kept // valid once done is closed
+	// wanted is set by the first caller who waits. Without it the look-up is a
+	// refresh that may be put off.
+	wanted atomic.Bool
+	// waiting is what the look-up waits for, for callers whose deadline comes.
+	waiting atomic.Pointer[provider.Error]
+}
+
+func (f *flight) optional() bool { return !f.wanted.Load() }
+
+// kept is an answer as the cache keeps it.
+type kept struct {
+	tag   cache.Tag
+	facts *cache.Facts // nil when tag.Err is the answer
+}
+
+type flightKey struct{}
+
+// noteWaiting tells the flight of a context what it waits for; nil for nothing.
+func noteWaiting(ctx context.Context, err *provider.Error) {
+	if f, ok := ctx.Value(flightKey{}).(*flight); ok {
+		f.waiting.Store(err)
+	}
+}
+
+// Inspect implements provider.Inspector.
+func (i *Inspector) Inspect(ctx context.Context, queries []provider.Query) []provider.Answer {
+	answers := make([]provider.Answer, len(queries))
+	if len(queries) == 1 {
+		answers[0] = i.inspect(ctx, queries[0])
+		return answers
+	}
+	var wg sync.WaitGroup
+	for n := range queries {
+		wg.Go(func() { answers[n] = i.inspect(ctx, queries[n]) })
+	}
+	wg.Wait()
+	return answers
+}
+
+func (i *Inspector) inspect(ctx context.Context, q provider.Query) (answer provider.Answer) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			answer = provider.Answer{Image: q.Image, Err: i.panicked(ctx, fault)}
+		}
+	}()
+	if i.options.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, i.options.Timeout)
+		defer cancel()
+	}
+	tg, err := i.target(ctx, q)
+	if err != nil {
+		answer := provider.Answer{Image: q.Image, Err: err}
+		if tg != nil {
+			answer.Reference, answer.Digest = tg.ref.String(), tg.ref.Digest()
+		}
+		i.metrics.lookups.WithLabelValues(string(err.Class)).Inc()
+		return answer
+	}
+	result, hit := i.recall(q, tg)
+	if !hit {
+		f := i.join(tg, true)
+		select {
+		case <-f.done:
+			result = f.result
+		case <-ctx.Done():
+			if f.over() {
+				result = f.result
+				break
+			}
+			late := f.waiting.Load()
+			if late == nil {
+				late = timeoutError(ctx, tg.candidates[0].registry, "asking about "+tg.candidates[0].describe()+"; the look-up goes on")
+			}
+			return i.answer(q, tg, kept{tag: cache.Tag{Err: late, Candidate: -1}})
+		}
+	}
+	return i.answer(q, tg, result)
+}
+
+func (f *flight) over() bool {
+	select {
+	case <-f.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// recall gives what is known well enough, and has what is a little old
+// confirmed behind.
+func (i *Inspector) recall(q provider.Query, tg *target) (kept, bool) {
+	now := i.clock.Now()
+	tag, ok := i.cache.Tag(tg.key, now)
+	if !ok {
+		i.metrics.lookups.WithLabelValues("miss").Inc()
+		return kept{}, false
+	}
+	byDigest := tg.ref.Digest() != ""
+	confirm := q.Revalidate && !byDigest
+	if facts, known := i.cache.Facts(tag.Facts); known && !confirm {
+		age := now.Sub(tag.Checked)
+		switch {
+		case byDigest && age < i.digestTTL(tg), !byDigest && age < i.options.TagTTL:
+			i.metrics.lookups.WithLabelValues("hit").Inc()
+			return kept{tag, facts}, true
+		case !byDigest && age < i.options.TagTTL+i.options.MaxStale:
+			if tag.Err == nil {
+				i.join(tg, false)
+			}
+			i.metrics.lookups.WithLabelValues("stale").Inc()
+			return kept{tag, facts}, true
+		}
+	}
+	if tag.Err != nil && !(confirm && refused(tag.Err)) {
+		i.metrics.lookups.WithLabelValues("failure").Inc()
+		remembered := *tag.Err
+		if remembered.RetryAfter > 0 {
+			remembered.RetryAfter = tag.Until.Sub(now)
+		}
+		tag.Err = &remembered
+		return kept{tag: tag}, true
+	}
+	i.metrics.lookups.WithLabelValues("miss").Inc()
+	return kept{}, false
+}
+
+func (i *Inspector) digestTTL(tg *target) time.Duration {
+	if tg.public {
+		return i.options.DigestTTL
+	}
+	return i.options.AccessTTL
+}
+
+// join gives the flight for a target, begun now or before.
+func (i *Inspector) join(tg *target, wanted bool) *flight {
+	i.mu.Lock()
+	if f, ok := i.flights[tg.key]; ok {
+		i.mu.Unlock()
+		if wanted {
+			f.wanted.Store(true)
+		}
+		return f
+	}
+	f := &flight{done: make(chan struct{})}
+	f.wanted.Store(wanted)
+	full := len(i.flights) >= maxFlights
+	if !full {
+		i.flights[tg.key] = f
+	}
+	i.mu.Unlock()
+	if full {
+		f.result = kept{tag: cache.Tag{Err: provider.Errorf(provider.ClassInternal, "too many images are being looked up"), Candidate: -1}}
+		close(f.done)
+		return f
+	}
+	if !i.background(func(ctx context.Context) { i.fly(ctx, f, tg) }) {
+		i.land(f, tg, kept{tag: cache.Tag{Err: wrap(provider.ClassTimeout, errClosed.Error(), errClosed), Candidate: -1}})
+	}
+	return f
+}
+
+func (i *Inspector) land(f *flight, tg *target, result kept) {
+	i.mu.Lock()
+	delete(i.flights, tg.key)
+	i.mu.Unlock()
+	f.result = result
+	close(f.done)
+}
+
+// fly looks a target up and keeps the outcome.
+func (i *Inspector) fly(ctx context.Context, f *flight, tg *target) {
+	i.metrics.fetches.Inc()
+	defer i.metrics.fetches.Dec()
+	ctx = context.WithValue(ctx, flightKey{}, f)
+	result := kept{tag: cache.Tag{Candidate: -1}}
+	defer func() {
+		if fault := recover(); fault != nil {
+			result = kept{tag: cache.Tag{Err: i.panicked(ctx, fault), Candidate: -1}}
+		}
+		i.land(f, tg, result)
+	}()
+	result = i.resolve(ctx, f, tg)
+}
+
+func (i *Inspector) panicked(ctx context.Context, fault any) *provider.Error {
+	i.log.ErrorContext(ctx, "inspection panicked", "fault", fmt.Sprint(fault), "stack", string(debug.Stack()))
+	return provider.Errorf(provider.ClassInternal, "the look-up failed in a way that it should not")
+}
+
+// resolve tries the candidates in order, as container runtimes do, and keeps
+// what the first good one said.
+func (i *Inspector) resolve(ctx context.Context, f *flight, tg *target) kept {
+	old, hadOld := i.cache.Tag(tg.key, i.clock.Now())
+	hadOld = hadOld && old.Facts != (cache.Key{})
+	lead, release := i.lead(ctx, tg, hadOld)
+	defer release()
+
+	var failure *provider.Error
+	failedAt := -1
+	for n := range tg.candidates {
+		c := &tg.candidates[n]
+		headFirst := !lead && (hadOld || i.cache.Seen(c.seenKey()))
+		first := -1
+		if hadOld && int(old.Candidate) == n {
+			first = int(old.Credential)
+		}
+		got, err := i.lookupWithin(ctx, f, c, len(tg.candidates)-n, first, headFirst)
+		if err == errKept {
+			if facts, ok := i.cache.Facts(old.Facts); ok {
+				return kept{old, facts}
+			}
+		}
+		if err == nil {
+			return i.keep(tg, n, got)
+		}
+		i.log.DebugContext(ctx, "look-up failed", "registry", c.registry, "class", err.Class, "error", err.Unwrap())
+		// A failure that may pass leaves open what that place has; it is the
+		// one to report. Among equals the last one, which is the source's own.
+		if failure == nil || err.Class.Retryable() || !failure.Class.Retryable() {
+			failure, failedAt = err, n
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return i.keepFailure(tg, old, hadOld, failedAt, failure)
+}
+
+// lookupWithin gives a candidate its share of the time: the last one has all
+// that is left, the others half of it.
+func (i *Inspector) lookupWithin(ctx context.Context, f *flight, c *candidate, left, first int, headFirst bool) (found, *provider.Error) {
+	if deadline, ok := ctx.Deadline(); ok && left > 1 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	return i.lookup(ctx, f, c, first, headFirst)
+}
+
+// lead lets one caller go first for a reference that nobody has seen; the others
+// then need only its digest. It waits for one leader at most.
+func (i *Inspector) lead(ctx context.Context, tg *target, known bool) (lead bool, release func()) {
+	c := &tg.candidates[0]
+	key := c.seenKey()
+	if known || i.cache.Seen(key) {
+		return false, func() {}
+	}
+	i.mu.Lock()
+	before, taken := i.leaders[key]
+	if !taken {
+		mine := make(chan struct{})
+		i.leaders[key] = mine
+		i.mu.Unlock()
+		return true, func() {
+			i.mu.Lock()
+			delete(i.leaders, key)
+			i.mu.Unlock()
+			close(mine)
+		}
+	}
+	i.mu.Unlock()
+	timer := time.NewTimer(leaderWait)
+	defer timer.Stop()
+	select {
+	case <-before:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false, func() {}
+}
+
+// keep keeps a good answer under the caller's key, for the tag and for the
+// digest.
+func (i *Inspector) keep(tg *target, n int, got found) kept {
+	now := i.clock.Now()
+	tag := cache.Tag{
+		Facts: got.key, Checked: now, Candidate: int8(n), Credential: int8(got.position), Public: tg.public, //nolint:gosec // G115: bounded by maxCandidates and maxCredentials
+	}
+	i.cache.PutTag(tg.key, tag)
+	c := &tg.candidates[n]
+	i.cache.MarkSeen(tg.candidates[0].seenKey())
+	if n > 0 {
+		i.cache.MarkSeen(c.seenKey())
+	}
+	if tg.ref.Digest() == "" {
+		if key, ok := tg.pinned(i.options.Mirrors(), got.facts.Digest); ok {
+			i.cache.PutTag(key, tag)
+		}
+	}
+	return kept{tag, got.facts}
+}
+
+// keepFailure keeps a failure for a while. What was known before is kept beside
+// it, unless the registry took it back.
+func (i *Inspector) keepFailure(tg *target, old cache.Tag, hadOld bool, n int, err *provider.Error) kept {
+	if err == nil {
+		err = provider.Errorf(provider.ClassInternal, "no registry was asked")
+	}
+	failed := cache.Tag{Candidate: int8(n), Credential: -1, Public: tg.public, Err: err} //nolint:gosec // G115: bounded by maxCandidates
+	life := time.Duration(0)
+	switch err.Class {
+	case provider.ClassNotFound:
+		life = notFoundLife
+	case provider.ClassUnauthorized:
+		life = unauthorizedLife
+	case provider.ClassRateLimited:
+		if life = err.RetryAfter; life <= 0 {
+			life = rateLimitedLife
+		}
+	case provider.ClassUnreachable, provider.ClassTimeout:
+		life = unreachableLife
+	case provider.ClassBlocked, provider.ClassInvalidContent, provider.ClassNotRunnable, provider.ClassMalformed:
+		life = durableLife
+	case provider.ClassInternal:
+	}
+	if life == 0 || i.base.Err() != nil {
+		return kept{tag: failed}
+	}
+	stored := failed
+	stored.Until = i.clock.Now().Add(life)
+	if hadOld && err.Class.Retryable() && !refused(err) {
+		stored.Facts, stored.Checked, stored.Candidate, stored.Credential = old.Facts, old.Checked, old.Candidate, old.Credential
+	}
+	i.cache.PutTag(tg.key, stored)
+	return kept{tag: failed}
+}
+
+// answer writes an answer for one caller: what is shared is told, the sources
+// of credentials are the caller's own.
+func (i *Inspector) answer(q provider.Query, tg *target, k kept) provider.Answer {
+	a := provider.Answer{Image: q.Image, Reference: tg.ref.String(), Digest: tg.ref.Digest(), Checked: k.tag.Checked}
+	if n := int(k.tag.Candidate); n >= 0 && n < len(tg.candidates) {
+		c := &tg.candidates[n]
+		a.Reference = c.source.String()
+		if c.mirror && k.facts != nil {
+			a.Mirror = c.ref.Name()
+		}
+		if k.facts != nil {
+			used := c.credential(int(k.tag.Credential))
+			a.CredentialSource = used.Source()
+			a.AnonymousFallback = used.Anonymous() && len(c.creds) > 0
+		}
+	}
+	if k.facts == nil {
+		a.Err = i.explain(tg, k.tag.Err, int(k.tag.Candidate))
+		return a
+	}
+	a.Kind = k.facts.Kind
+	if a.Digest == "" {
+		a.Digest = k.facts.Digest
+	}
+	a.Warnings = k.facts.Warnings
+	if k.facts.Err != nil {
+		a.Err = k.facts.Err
+		if n := int(k.tag.Candidate); n >= 0 && n < len(tg.candidates) {
+			a.Err = describeErr(&tg.candidates[n], 0, k.facts.Err)
+		}
+		return a
+	}
+	a.Platforms, a.Architectures, a.ContentOnly = k.facts.Platforms, k.facts.Architectures, k.facts.ContentOnly
+	return a
+}
+
+// explain adds to a refusal what was tried, and why something may be missing.
+func (i *Inspector) explain(tg *target, err *provider.Error, n int) *provider.Error {
+	if !refused(err) || n < 0 || n >= len(tg.candidates) {
+		return err
+	}
+	tried := make([]string, 0, 4)
+	for _, credential := range tg.candidates[n].creds {
+		tried = append(tried, credential.Source())
+	}
+	tried = append(tried, "anonymous")
+	explained := *err
+	explained.Message += "; tried: " + strings.Join(tried, ", ")
+	if tg.keychainErr != nil {
+		explained.Message += "; not tried: " + tg.keychainErr.Error()
+	}
+	return &explained
+}
