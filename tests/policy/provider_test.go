@@ -21,6 +21,7 @@ import (
 	"github.com/open-policy-agent/frameworks/constraint/pkg/externaldata"
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
 	"sigs.k8s.io/yaml"
 
 	"github.com/archkeeper/archkeeper/provider"
@@ -34,6 +35,9 @@ type world struct {
 	// Cache holds the Provider objects archkeeper, archkeeper-namespaced and
 	// archkeeper-pin, as Gatekeeper's controller would.
 	Cache *externaldata.ProviderCache
+	// clientCert is Gatekeeper's own certificate, without which it does not
+	// ask in mutation.
+	clientCert *certwatcher.CertWatcher
 
 	mu      sync.Mutex
 	known   map[string]provider.Answer
@@ -45,6 +49,10 @@ func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{Cache: externaldata.NewCache()}
 	certFile, keyFile, ca := certificate(t)
+	var err error
+	if w.clientCert, err = certwatcher.New(certFile, keyFile); err != nil {
+		t.Fatal(err)
+	}
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
