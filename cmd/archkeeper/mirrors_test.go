@@ -180,7 +180,7 @@ func TestMirrorsRender(t *testing.T) {
 			args:   []string{"explain", "-f", good, "-o", "json", "quay.io:443/x:1"},
 			stdout: "[\n  {\n    \"reference\": \"quay.io:443/x:1\",\n    \"candidates\": [],\n    \"blocked\": false\n  }\n]\n",
 			stderr: "warning: runtimes apply the entry of quay.io, which has no port, to quay.io:443\n" +
-				"warning: registries.conf entry \"quay.io\" rewrites to \"t.io:5000/q\" what is then no reference, and every pull through it fails: malformed: image reference \"t.io:5000/q:443/x\" is malformed: it is not of the form [host[:port]/]repository[:tag][@digest]\n",
+				"warning: registries.conf entry \"quay.io\" rewrites to \"t.io:5000/q\" what is then no reference, and every pull through it fails: malformed: image reference \"t.io:5000/q:443/x:1\" is malformed: it is not of the form [host[:port]/]repository[:tag][@digest]\n",
 		},
 		"explain as a table shows both pulls of a bare name": {
 			args: []string{"explain", "-f", good, "quay.io/org/app"},

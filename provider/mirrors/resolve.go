@@ -100,16 +100,17 @@ func (m Mirror) serves(ref imageref.Reference, digestOnly bool) bool {
 	return true
 }
 
-// rewrite gives ref at another name. The name must be canonical as it stands:
-// runtimes do not add library/ here.
+// rewrite gives ref at another name. What comes of it must be canonical as it
+// stands: runtimes do not add library/ here.
 func rewrite(ref imageref.Reference, name string) (imageref.Reference, error) {
-	moved, err := ref.WithName(name)
+	text := name + ref.String()[len(ref.Name()):]
+	moved, err := imageref.Parse(text)
 	switch {
 	case err != nil:
 		return imageref.Reference{}, err
-	case moved.Name() != name:
-		return imageref.Reference{}, provider.Errorf(provider.ClassMalformed, "%s is not canonical, which would be %s", provider.Quote(name), moved.Name())
-	case len(name) > maxName:
+	case moved.String() != text:
+		return imageref.Reference{}, provider.Errorf(provider.ClassMalformed, "%s is not canonical, which would be %s", provider.Quote(text), moved)
+	case len(moved.Name()) > maxName:
 		return imageref.Reference{}, provider.Errorf(provider.ClassMalformed, "%s is longer than %d characters", provider.Quote(name), maxName)
 	}
 	return moved, nil
