@@ -142,7 +142,7 @@ func start(t *testing.T, change func(w *world, o *server.Options)) *world {
 		Data:      countingListener{listen(), &w.connections}, Probe: listen(),
 		CertFile: w.path("tls.crt"), KeyFile: w.path("tls.key"),
 		ClientCAFiles: []string{w.path("ca.crt")}, ClientNames: []string{gatekeeperName},
-		Deadline:   300 * time.Millisecond,
+		Deadline:   20 * time.Second,
 		Registerer: w.registry, Gatherer: w.registry,
 		Log:   slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Clock: w.clock,
