@@ -1,0 +1,151 @@
+package importmode
+
+import (
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/archkeeper/archkeeper/provider/reach"
+	"github.com/archkeeper/archkeeper/provider/registry"
+)
+
+// push makes a multi-architecture image at repo and gives its registry's host.
+func push(t *testing.T, repo string, archs ...string) string {
+	t.Helper()
+	server := httptest.NewServer(ggcr.New())
+	t.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
+	index := v1.ImageIndex(empty.Index)
+	for _, arch := range archs {
+		img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: arch})
+		if err != nil {
+			t.Fatal(err)
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
+	}
+	ref, err := name.ParseReference(host + "/" + repo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.WriteIndex(ref, index); err != nil {
+		t.Fatal(err)
+	}
+	return host
+}
+
+func inventory(t *testing.T, text string) Inventory {
+	t.Helper()
+	var v Inventory
+	for _, doc := range strings.Split(text, "\n---\n") {
+		var o unstructured.Unstructured
+		if err := yaml.Unmarshal([]byte(doc), &o.Object); err != nil {
+			t.Fatal(err)
+		}
+		if !v.Sort(o) {
+			t.Fatalf("an audit has no use for %s", o.GetKind())
+		}
+	}
+	return v
+}
+
+func TestAudit(t *testing.T) {
+	host := push(t, "team/app:v1", "amd64", "arm64", "s390x")
+	inspector, err := registry.New(registry.Options{Reach: mustReach(t, host)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(inspector.Close)
+	v := inventory(t, strings.ReplaceAll(`apiVersion: v1
+kind: Node
+metadata: {name: a, labels: {kubernetes.io/arch: amd64}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: b, labels: {kubernetes.io/arch: arm64}}
+---
+apiVersion: config.openshift.io/v1
+kind: Image
+metadata: {name: cluster}
+status: {imageStreamImportMode: PreserveOriginal}
+---
+apiVersion: config.openshift.io/v1
+kind: ClusterVersion
+metadata: {name: version}
+status:
+  desired: {image: payload}
+  history: [{state: Completed}]
+---
+apiVersion: image.openshift.io/v1
+kind: ImageStream
+metadata:
+  namespace: shop
+  name: app
+  managedFields:
+  - manager: argocd
+    fieldsV1: {"f:spec": {"f:tags": {"k:{\"name\":\"legacy\"}": {"f:importPolicy": {"f:importMode": {}}}}}}
+spec:
+  tags:
+  - {name: legacy, from: {kind: DockerImage, name: "HOST/team/app:v1"}, importPolicy: {importMode: Legacy}}
+  - {name: follows, from: {kind: DockerImage, name: "HOST/team/app:v1"}, importPolicy: {importMode: PreserveOriginal}}
+  - {name: gone, from: {kind: DockerImage, name: "HOST/team/gone:v1"}, importPolicy: {importMode: Legacy}}
+status:
+  dockerImageRepository: internal:5000/shop/app
+  tags:
+  - {tag: legacy, items: [{dockerImageReference: "HOST/team/app@sha256:1", image: "sha256:1"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {namespace: shop, name: web}
+spec: {containers: [{name: web, image: "internal:5000/shop/app:legacy"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {namespace: shop, name: other}
+spec: {containers: [{name: other, image: elsewhere}]}
+`, "HOST", host))
+
+	r := Audit(t.Context(), v, inspector)
+	got := map[string]Finding{}
+	for _, f := range r.Findings {
+		got[f.Kind+" "+f.Object] = f
+	}
+	if len(got) != 5 {
+		t.Errorf("%d findings, want 5: %+v", len(got), r.Findings)
+	}
+	if f := got["TagDoesNotFollow imagestreamtag shop/app:legacy"]; !strings.Contains(f.Message, `field manager "argocd"`) {
+		t.Errorf("who set the mode is not named: %q", f.Message)
+	}
+	if f := got["PodsHeldBack imagestreamtag shop/app:legacy"]; len(f.Pods) != 1 || f.Pods[0] != "shop/web" || !strings.Contains(f.Message, "amd64, arm64") {
+		t.Errorf("held back: %+v", f)
+	}
+	if _, ok := got["SingleArchPayload clusterversion version"]; !ok {
+		t.Error("nodes of two architectures under a payload of one were not found")
+	}
+	if f := got["SourceNotDetermined imagestreamtag shop/app:gone"]; f.Class != "not-found" {
+		t.Errorf("a source that is gone: %+v", f)
+	}
+	if want := (Estimate{Tags: 1, Images: 3, Bytes: 3 * imageObjectBytes, Undetermined: 1}); r.Estimate != want {
+		t.Errorf("estimate %+v, want %+v", r.Estimate, want)
+	}
+	if r.ExitStatus() != 2 {
+		t.Errorf("exit status %d, want 2", r.ExitStatus())
+	}
+}
+
+func mustReach(t *testing.T, plain string) *reach.Reach {
+	t.Helper()
+	r, err := reach.New(reach.Config{PlainHTTPHosts: []string{plain}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}

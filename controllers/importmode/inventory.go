@@ -1,0 +1,86 @@
+package importmode
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+)
+
+// pageSize is how many objects one list request asks for.
+const pageSize = 500
+
+// audited are the resources of an Inventory.
+var audited = []schema.GroupVersionResource{
+	{Group: "image.openshift.io", Version: "v1", Resource: "imagestreams"},
+	{Group: "image.openshift.io", Version: "v1", Resource: "images"},
+	imagesResource,
+	versionsResource,
+	{Version: "v1", Resource: "nodes"},
+	{Version: "v1", Resource: "pods"},
+}
+
+// FromCluster lists what an audit needs, page by page. A resource that the
+// cluster does not serve has no objects; any other failure is an error that
+// names the resource.
+func FromCluster(ctx context.Context, client dynamic.Interface) (Inventory, error) {
+	var v Inventory
+	for _, r := range audited {
+		options := metav1.ListOptions{Limit: pageSize}
+		for {
+			list, err := client.Resource(r).List(ctx, options)
+			if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+				break
+			}
+			if err != nil {
+				return Inventory{}, fmt.Errorf("list %s: %w", r.GroupResource(), err)
+			}
+			for _, o := range list.Items {
+				v.Sort(o)
+			}
+			if options.Continue = list.GetContinue(); options.Continue == "" {
+				break
+			}
+		}
+	}
+	return v, nil
+}
+
+// Read takes the objects of a YAML or JSON text, several documents and Lists
+// included. Objects that an audit has no use for are passed over.
+func (v *Inventory) Read(name string, data []byte) error {
+	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+	for n := 1; ; n++ {
+		var o unstructured.Unstructured
+		err := decoder.Decode(&o.Object)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s, document %d: %w", name, n, err)
+		}
+		if o.Object == nil {
+			continue
+		}
+		if !o.IsList() {
+			v.Sort(o)
+			continue
+		}
+		list, err := o.ToList()
+		if err != nil {
+			return fmt.Errorf("%s, document %d: %w", name, n, err)
+		}
+		for _, item := range list.Items {
+			v.Sort(item)
+		}
+	}
+}
