@@ -9,11 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
-
-	"go.yaml.in/yaml/v3"
 
 	"github.com/archkeeper/archkeeper/provider"
 )
@@ -246,39 +243,6 @@ func lineAt(data []byte, offset int64) int {
 	return 1 + bytes.Count(data[:min(offset, int64(len(data)))], []byte("\n"))
 }
 
-// yamlError is how the YAML library begins its messages.
-var yamlError = regexp.MustCompile(`^yaml: (unmarshal errors:\s+)?`)
-
-func decodeYAML(data []byte) (documents []document, err error) {
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	for {
-		var node yaml.Node
-		err := decoder.Decode(&node)
-		if errors.Is(err, io.EOF) {
-			return documents, nil
-		}
-		var value any
-		if err == nil {
-			err = node.Decode(&value)
-		}
-		if err != nil {
-			text := yamlError.ReplaceAllString(err.Error(), "")
-			if !strings.HasPrefix(text, "line ") {
-				text = fmt.Sprintf("line %d: %s", max(node.Line, 1), text)
-			}
-			return nil, errors.New(provider.Printable(text))
-		}
-		documents = append(documents, document{line: firstLine(&node), value: value})
-	}
-}
-
-func firstLine(node *yaml.Node) int {
-	if len(node.Content) > 0 {
-		return node.Content[0].Line
-	}
-	return max(node.Line, 1)
-}
-
 // Image is one image and everything that uses it.
 type Image struct {
 	Image string
@@ -286,6 +250,16 @@ type Image struct {
 	Workloads []Workload
 	// VolumeOnly is true when nothing runs it: it is mounted alone.
 	VolumeOnly bool
+}
+
+// Named gives the images of a list, each as often as it is named, with no
+// workload that uses it.
+func Named(names []string) []Image {
+	images := make([]Image, len(names))
+	for i, name := range names {
+		images[i].Image = name
+	}
+	return images
 }
 
 // ByImage gathers uses by image, in the order in which the images first come.
