@@ -23,6 +23,7 @@
 package manifest
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/hex"
@@ -199,6 +200,9 @@ func Parse(contentType string, body []byte) (Document, error) {
 	var raw documentJSON
 	if err := decode(body, &raw); err != nil {
 		return Document{}, invalid("the manifest is no valid JSON: %w", err)
+	}
+	if string(bytes.TrimSpace(body)) == "null" {
+		return Document{}, invalid("the manifest is null")
 	}
 	served := mediaType(contentType)
 	document, err := raw.read(served, body)
