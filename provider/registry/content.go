@@ -1,12 +1,10 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -247,12 +245,10 @@ func describeErr(c *candidate, status int, err *provider.Error) *provider.Error 
 
 // truncated tells whether a body is the beginning of a JSON value.
 func truncated(body []byte) bool {
-	decoder := json.NewDecoder(bytes.NewReader(body))
-	for {
-		if _, err := decoder.Token(); err != nil {
-			return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) && !json.Valid(body)
-		}
-	}
+	var syntax *json.SyntaxError
+	var value json.RawMessage
+	err := json.Unmarshal(body, &value)
+	return errors.As(err, &syntax) && syntax.Offset >= int64(len(body)) && strings.HasPrefix(syntax.Error(), "unexpected end")
 }
 
 // vouched tells whether a digest says that the body is what was meant.
