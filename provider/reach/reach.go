@@ -158,12 +158,14 @@ func (r *Reach) Permits(registry string) error {
 // host of its own URL. insecure, as a mirror configuration says of a location,
 // skips certificate verification for that hostname (any port) and lets it be
 // asked by HTTP; it means nothing for other hosts. Otherwise HTTP is refused,
-// except to the listed plain-HTTP hosts.
+// except to the listed plain-HTTP hosts, and to where one of them redirects or
+// sends for tokens: there was no security to lose. Addresses are judged all the
+// same.
 //
 // The result is cheap: connections are shared by all that this Reach gives.
 // Bodies are passed as sent: there is no transparent decompression.
 func (r *Reach) RoundTripper(host string, insecure bool) http.RoundTripper {
-	tripper := &roundTripper{reach: r, refused: r.Permits(host)}
+	tripper := &roundTripper{reach: r, refused: r.Permits(host), plain: r.PlainHTTP(host)}
 	if insecure {
 		tripper.insecure = hostname(canonicalHost(host))
 	}
@@ -183,6 +185,7 @@ type roundTripper struct {
 	reach    *Reach
 	refused  error
 	insecure string // hostname for which anything goes, or ""
+	plain    bool   // the registry itself is on plain HTTP: so may be what it leads to
 }
 
 // RoundTrip refuses, or sends by the transport of the request's own host.
@@ -212,7 +215,7 @@ func (t *roundTripper) transport(request *http.Request) (*http.Transport, error)
 	switch request.URL.Scheme {
 	case "https":
 	case "http":
-		if !key.trusted && key.insecure == "" {
+		if !key.trusted && key.insecure == "" && !t.plain {
 			return nil, &BlockedAddressError{Host: request.URL.Host, Reason: "plain HTTP to a host that is not listed for it"}
 		}
 	default:
