@@ -15,6 +15,8 @@ import (
 	"github.com/archkeeper/archkeeper/rego/lib"
 )
 
+//go:generate go run ./generate -root ..
+
 //go:embed constraints mutations
 var files embed.FS
 

@@ -10,7 +10,7 @@ import (
 const root = "../.."
 
 func TestWhatIsGeneratedIsUpToDate(t *testing.T) {
-	if err := run(root, true); err != nil {
+	if err := run(root, true, false); err != nil {
 		t.Error(err)
 	}
 }
@@ -103,16 +103,25 @@ func TestAStaleFileIsNamedAndWritten(t *testing.T) {
 	if err := os.WriteFile(policy, append(source, "\nmore   :=   1\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err = run(dir, true)
+	err = run(dir, true, false)
 	for _, want := range []string{"policy.rego is not up to date", "template.yaml is not up to date"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one that says %q", err, want)
 		}
 	}
-	if err := run(dir, false); err != nil {
+	if err := run(dir, false, true); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(dir, true); err != nil {
+	if formatted, err := os.ReadFile(policy); err != nil || !strings.HasSuffix(string(formatted), "\nmore := 1\n") {
+		t.Errorf("-fmt did not format the policy: %v", err)
+	}
+	if err := run(dir, true, false); err == nil || !strings.Contains(err.Error(), "template.yaml is not up to date") {
+		t.Errorf("-fmt wrote more than Rego: %v", err)
+	}
+	if err := run(dir, false, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(dir, true, false); err != nil {
 		t.Errorf("after generating: %v", err)
 	}
 	template, err := os.ReadFile(filepath.Join(filepath.Dir(policy), "template.yaml"))

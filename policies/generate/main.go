@@ -3,7 +3,7 @@
 // of its parameters), the README of each room, the table of all rooms and the
 // Artifact Hub metadata. It also formats the Rego. Run it through make generate.
 //
-//	go run ./policies/generate [-check] [-root DIR]
+//	go run ./policies/generate [-check | -fmt] [-root DIR]
 package main
 
 import (
@@ -14,15 +14,23 @@ import (
 
 func main() {
 	check := flag.Bool("check", false, "write nothing; fail when something is not as it would be written")
+	only := flag.Bool("fmt", false, "format the Rego and write nothing else")
 	root := flag.String("root", ".", "the root of the repository")
 	flag.Parse()
-	if err := run(*root, *check); err != nil {
+	if err := run(*root, *check, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "generate:", err)
 		os.Exit(1)
 	}
 }
 
-func run(root string, check bool) error {
+func run(root string, check, only bool) error {
+	if only {
+		formatted := map[string][]byte{}
+		if err := formatRego(root, formatted); err != nil {
+			return err
+		}
+		return writeFiles(root, formatted)
+	}
 	outputs, err := generate(root)
 	if err != nil {
 		return err

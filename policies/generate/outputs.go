@@ -79,7 +79,22 @@ func formatRego(root string, outputs map[string][]byte) error {
 // write writes the outputs that differ from what is there. A template is made
 // from Rego as it is on disk: when Rego had to be formatted, it is made again.
 func write(root string, outputs map[string][]byte) error {
-	formatted := false
+	if err := writeFiles(root, outputs); err != nil {
+		return err
+	}
+	for path := range outputs {
+		if strings.HasSuffix(path, ".rego") {
+			again, err := generate(root)
+			if err != nil {
+				return err
+			}
+			return writeFiles(root, again)
+		}
+	}
+	return nil
+}
+
+func writeFiles(root string, outputs map[string][]byte) error {
 	for _, path := range sortedKeys(outputs) {
 		if old, err := os.ReadFile(filepath.Join(root, path)); err == nil && bytes.Equal(old, outputs[path]) {
 			continue
@@ -87,16 +102,8 @@ func write(root string, outputs map[string][]byte) error {
 		if err := os.WriteFile(filepath.Join(root, path), outputs[path], 0o644); err != nil { //nolint:gosec // source files are for everyone to read
 			return err
 		}
-		formatted = formatted || strings.HasSuffix(path, ".rego")
 	}
-	if !formatted {
-		return nil
-	}
-	again, err := generate(root)
-	if err != nil {
-		return err
-	}
-	return write(root, again)
+	return nil
 }
 
 // compare names every file that write would change.

@@ -13,7 +13,7 @@ import data.lib.images
 import data.lib.provider
 
 parameters := object.union(
-	{"architectures": [], "exemptRegistries": [], "onUndetermined": "deny"},
+	{"architectures": [], "exemptRegistries": []},
 	object.get(input, "parameters", {}),
 )
 
@@ -28,7 +28,7 @@ required := {arch.node_type(architecture) | some architecture in parameters.arch
 
 # An image lacks an architecture that every image must have.
 violation contains {"msg": msg, "details": details} if {
-	judges_known
+	provider.judges_known(parameters)
 	some use in uses
 	answer := answers[use.image]
 	answer.status == "known"
@@ -53,7 +53,7 @@ violation contains {"msg": msg, "details": details} if {
 # The images share no node on which all of them run: one message an image, each
 # with what it supports.
 violation contains {"msg": msg, "details": details} if {
-	judges_known
+	provider.judges_known(parameters)
 	arch.common(answers) == set()
 	some use in uses
 	answer := answers[use.image]
@@ -75,7 +75,7 @@ violation contains {"msg": msg, "details": details} if {
 # images to blame are those that the selectors shut out by themselves; when each
 # could run somewhere, all are named.
 violation contains {"msg": msg, "details": details} if {
-	judges_known
+	provider.judges_known(parameters)
 	common := arch.common(answers)
 	common != set()
 	arch.admitted(common, spec) == set()
@@ -101,36 +101,17 @@ violation contains {"msg": msg, "details": details} if {
 
 # Content that no runtime can run: a verdict, not a failed look-up.
 violation contains {"msg": msg, "details": details} if {
-	judges_known
+	provider.judges_known(parameters)
 	some use in uses
 	answer := answers[use.image]
-	not_runnable(answer)
+	provider.not_runnable(answer)
 	msg := sprintf("%s cannot run anywhere: %s", [images.label(use), answer.message])
 	details := {"reason": "NotRunnable", "container": use.name, "image": use.image, "class": answer.class}
 }
 
-# What an image supports is not known.
-violation contains {"msg": msg, "details": details} if {
-	parameters.onUndetermined in {"deny", "warn"}
-	some use in uses
-	answer := answers[use.image]
-	answer.status == "unknown"
-	not not_runnable(answer)
-	msg := sprintf("undetermined: %s: %s: %s", [images.label(use), answer.class, answer.message])
-	details := {
-		"reason": "Undetermined",
-		"container": use.name,
-		"image": use.image,
-		"class": answer.class,
-		"retryable": answer.retryable,
-	}
+violation contains undetermined if {
+	some undetermined in provider.undetermined(uses, answers, parameters)
 }
-
-# A constraint with onUndetermined "warn" speaks of unknown images alone: Gatekeeper
-# gives all violations of a constraint the same enforcement action.
-judges_known if parameters.onUndetermined != "warn"
-
-not_runnable(answer) if answer.class == "not-runnable"
 
 blamed(answer) if arch.admitted(arch.node_types(answer), spec) == set()
 

@@ -73,10 +73,27 @@ selectors(spec) := ({sprintf("nodeSelector %s=%s", [key, value]) |
 	some key, value in _object(spec, "nodeSelector")
 	key in _labels
 } | {_expression_words(expression) |
-	some term in _terms(spec)
+	some term in terms(spec)
 	some expression in _list(term, "matchExpressions")
 	expression.key in _labels
 }) | {sprintf("os.name %s", [name]) | name := spec.os.name}
+
+# METADATA
+# description: |
+#   The terms of a pod spec's required node affinity, an array; empty when there are none.
+#   They are alternatives.
+# scope: document
+terms(spec) := _list(spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution, "nodeSelectorTerms") if {
+	spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution
+} else := []
+
+# METADATA
+# description: A pod spec as it would be with these terms in place of its own.
+# scope: document
+with_terms(spec, replacement) := object.union(
+	spec,
+	{"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": replacement}}}},
+)
 
 # METADATA
 # description: |
@@ -111,11 +128,11 @@ _label_allows(key, values, os, _) if {
 _label_allows(key, _, _, _) if not key in _labels
 
 # No terms: no constraint. The API server refuses an empty list of terms.
-_affinity_allows(spec, _, _) if count(_terms(spec)) == 0
+_affinity_allows(spec, _, _) if count(terms(spec)) == 0
 
 # Terms are ORed, the expressions in a term ANDed; an empty term matches no node.
 _affinity_allows(spec, os, architecture) if {
-	some term in _terms(spec)
+	some term in terms(spec)
 	count(_list(term, "matchExpressions")) + count(_list(term, "matchFields")) > 0
 	every expression in _list(term, "matchExpressions") {
 		_expression_allows(expression, os, architecture)
@@ -152,10 +169,6 @@ _expression_words(expression) := sprintf("node affinity %s %s [%s]", [
 ])
 
 _values(expression) := {value | some value in _list(expression, "values")}
-
-_terms(spec) := _list(spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution, "nodeSelectorTerms") if {
-	spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution
-} else := []
 
 _object(parent, field) := value if {
 	value := parent[field]

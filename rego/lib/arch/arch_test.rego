@@ -119,3 +119,11 @@ test_words if {
 	arch.words({"linux/arm64", "linux/amd64", "windows/amd64"}) == "amd64, arm64, windows/amd64"
 	arch.words(set()) == "none"
 }
+
+test_terms_are_alternatives if {
+	term := {"matchExpressions": [expression("kubernetes.io/arch", "In", ["arm64"])]}
+	arch.terms(affinity([term, {}])) == [term, {}]
+	arch.terms({}) == []
+	arch.with_terms(affinity([{}, {}]), [term]) == affinity([term])
+	arch.with_terms({"nodeName": "a"}, [term]) == object.union(affinity([term]), {"nodeName": "a"})
+}

@@ -55,6 +55,44 @@ lookup(name, keys) := answers if {
 
 # METADATA
 # description: |
+#   The violations for the uses of images (as lib.images gives them) whose answer is
+#   unknown, one a use: the message begins with "undetermined: ". None when the
+#   parameter onUndetermined is "allow"; "deny" is the default. Images that no runtime
+#   can run are no part of it: that is a verdict, see not_runnable.
+# scope: document
+undetermined(uses, answers, config) := {violation |
+	object.get(config, "onUndetermined", "deny") != "allow"
+	some use in uses
+	answer := answers[use.image]
+	answer.status == "unknown"
+	not not_runnable(answer)
+	violation := {
+		"msg": sprintf("undetermined: %s: %s: %s", [images.label(use), answer.class, answer.message]),
+		"details": {
+			"reason": "Undetermined",
+			"container": use.name,
+			"image": use.image,
+			"class": answer.class,
+			"retryable": answer.retryable,
+		},
+	}
+}
+
+# METADATA
+# description: |
+#   Whether a constraint speaks of images that are known. One with onUndetermined
+#   "warn" speaks of unknown images alone: Gatekeeper gives all violations of a
+#   constraint the same enforcement action.
+# scope: document
+judges_known(config) if object.get(config, "onUndetermined", "deny") != "warn"
+
+# METADATA
+# description: Whether an answer is the verdict that no container runtime can run the image.
+# scope: document
+not_runnable(answer) if answer.class == "not-runnable"
+
+# METADATA
+# description: |
 #   The structured key by which /v1/namespaced is asked about an image of the object
 #   under review. It carries the namespace, service account and pull secrets whose
 #   credentials may be used, because a key is all that Gatekeeper caches by.

@@ -205,3 +205,45 @@ test_keys_that_are_no_text_never_reach_gatekeeper if {
 	answers.a == known
 	answers[7] == {"status": "unknown", "class": "malformed", "message": "the key is no text", "retryable": false}
 }
+
+uses := {
+	{"kind": "container", "name": "web", "image": "good"},
+	{"kind": "container", "name": "late", "image": "slow"},
+	{"kind": "init container", "name": "later", "image": "slow"},
+	{"kind": "container", "name": "signed", "image": "signature"},
+}
+
+some_answers := {
+	"good": known,
+	"slow": {"status": "unknown", "class": "timeout", "message": "too late", "retryable": true},
+	"signature": {"status": "unknown", "class": "not-runnable", "message": "no", "retryable": false},
+}
+
+test_undetermined_uses if {
+	violations := provider.undetermined(uses, some_answers, {})
+	{violation.msg | some violation in violations} == {
+		`undetermined: container "late" image "slow": timeout: too late`,
+		`undetermined: init container "later" image "slow": timeout: too late`,
+	}
+	{violation.details | some violation in violations; violation.details.container == "late"} == {{
+		"reason": "Undetermined",
+		"container": "late",
+		"image": "slow",
+		"class": "timeout",
+		"retryable": true,
+	}}
+}
+
+test_modes_of_undetermined if {
+	every mode in ["deny", "warn", "no such mode"] {
+		count(provider.undetermined(uses, some_answers, {"onUndetermined": mode})) == 2
+	}
+	provider.undetermined(uses, some_answers, {"onUndetermined": "allow"}) == set()
+}
+
+test_modes_of_known if {
+	provider.judges_known({})
+	provider.judges_known({"onUndetermined": "deny"})
+	provider.judges_known({"onUndetermined": "allow"})
+	not provider.judges_known({"onUndetermined": "warn"})
+}
