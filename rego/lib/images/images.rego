@@ -85,6 +85,23 @@ repository(image) := name if {
 } else := concat("/", array.concat(["docker.io"], _hub_path("docker.io", split(_without_tag(split(image, "@")[0]), "/"))))
 
 # METADATA
+# description: |
+#   An image reference without its tag and digest, as it was written.
+# scope: document
+location(image) := _without_tag(split(image, "@")[0])
+
+# METADATA
+# description: |
+#   The reference of the same image (tag and digest kept) at another location: the
+#   prefix from of its repository replaced by to. Undefined when from does not cover it.
+# scope: document
+moved(image, from, to) := concat("", [trim_suffix(to, "/"), rest, written]) if {
+	exempt(image, [from])
+	rest := trim_prefix(repository(image), trim_suffix(from, "/"))
+	written := substring(image, count(location(image)), -1)
+}
+
+# METADATA
 # description: The tag of an image reference, "" when it has none.
 # scope: document
 tag(image) := substring(rest, count(_without_tag(rest)) + 1, -1) if {

@@ -111,3 +111,15 @@ test_exempt_uses_are_left_out if {
 test_a_label_names_kind_name_and_image if {
 	images.label({"kind": "container", "name": "web", "image": "registry.example/web:1"}) == "container \"web\" image \"registry.example/web:1\""
 }
+
+test_location_is_what_was_written if {
+	images.location("busybox:1@sha256:aa") == "busybox"
+	images.location("registry.example:5000/app") == "registry.example:5000/app"
+}
+
+test_an_image_moved if {
+	images.moved("busybox:1", "docker.io", "mirror.example/hub") == "mirror.example/hub/library/busybox:1"
+	images.moved("registry.example/a/b:1@sha256:aa", "registry.example/a/", "m.example/") == "m.example/b:1@sha256:aa"
+	images.moved("registry.example/a@sha256:aa", "registry.example/a", "m.example/c") == "m.example/c@sha256:aa"
+	not images.moved("registry.example/ab:1", "registry.example/a", "m.example")
+}
