@@ -101,6 +101,28 @@ func FromAnswer(answer provider.Answer, now time.Time) Image {
 	return image
 }
 
+// Answers gives the policy's view of the answers about a pod's images, by
+// reference. Content that no runtime could run is no fault of an image that the
+// pod only mounts as a volume: it places no constraint there.
+func Answers(spec *corev1.PodSpec, answers []provider.Answer, now time.Time) map[string]Image {
+	run := map[string]bool{}
+	for _, c := range spec.Containers {
+		run[c.Image] = true
+	}
+	for _, c := range spec.InitContainers {
+		run[c.Image] = true
+	}
+	images := make(map[string]Image, len(answers))
+	for _, answer := range answers {
+		image := FromAnswer(answer, now)
+		if !run[answer.Image] && image.Class == provider.ClassNotRunnable {
+			image = Image{Status: StatusAny}
+		}
+		images[answer.Image] = image
+	}
+	return images
+}
+
 // Settled gives the image as one for which waiting no longer helps: an answer
 // of a class that is retried once, after its retry.
 func (i Image) Settled() Image {
