@@ -1,14 +1,14 @@
 {{- define "archkeeper.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "archkeeper.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- else if contains (include "archkeeper.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "archkeeper.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (include "archkeeper.name" .) | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
