@@ -103,6 +103,12 @@ met; 3 undetermined, because a registry did not give an answer.`,
 	)
 	root.AddCommand(
 		newMirrorsCommand(std),
+		newInspectCommand(std),
+		newCheckCommand(std),
+		newExplainCommand(std),
+		newDemoCommand(std),
+		newProviderCommand(std),
+		newImportModeCommand(std),
 		newVersionCommand(std),
 	)
 	return root
