@@ -91,14 +91,31 @@ func Build(objects []Object, opts Options) *Result {
 // sorted orders objects so that messages are the same whatever the order of
 // the input: by kind, name and content.
 func sorted(objects []Object) []Object {
-	objects = slices.Clone(objects)
-	slices.SortStableFunc(objects, func(a, b Object) int {
+	type keyed struct {
+		Object
+		content string // made when two objects have one name
+	}
+	list := make([]*keyed, 0, len(objects))
+	for _, o := range objects {
+		list = append(list, &keyed{Object: o})
+	}
+	content := func(k *keyed) string {
+		if k.content == "" {
+			k.content = fmt.Sprintf("%q", []any{k.lists, k.insecure, k.blocked, k.allowed, k.search, k.rejected})
+		}
+		return k.content
+	}
+	slices.SortStableFunc(list, func(a, b *keyed) int {
 		if c := cmp.Or(strings.Compare(a.kind, b.kind), strings.Compare(a.name, b.name)); c != 0 {
 			return c
 		}
-		return strings.Compare(fmt.Sprintf("%q", []any{a}), fmt.Sprintf("%q", []any{b}))
+		return strings.Compare(content(a), content(b))
 	})
-	return objects
+	out := make([]Object, 0, len(list))
+	for _, k := range list {
+		out = append(out, k.Object)
+	}
+	return out
 }
 
 func read(objects []Object) *builder {
@@ -226,7 +243,7 @@ func (b *builder) entry(scope string) Entry {
 		e.Location = scope
 	}
 	var digest, tag []string
-	for _, outer := range enclosing(scope) { // the nearest comes first
+	for outer := range enclosing(scope) { // the nearest comes first
 		if m := b.digest[outer]; m != nil {
 			e.Blocked = e.Blocked || m.never
 			if digest == nil {
@@ -267,10 +284,15 @@ func (b *builder) inherit(scope, outer string, order []string) []string {
 }
 
 func (b *builder) isInsecure(location string) bool {
-	return slices.ContainsFunc(enclosing(location), func(outer string) bool {
-		_, ok := b.insecure[outer]
-		return ok
-	})
+	if len(b.insecure) == 0 {
+		return false
+	}
+	for outer := range enclosing(location) {
+		if _, ok := b.insecure[outer]; ok {
+			return true
+		}
+	}
+	return false
 }
 
 // cutsOff finds a blocked scope because of which a protected image has no
@@ -283,7 +305,7 @@ func (b *builder) cutsOff(protected []imageref.Reference) (scope, reference stri
 		if len(b.res.Config.Resolve(ref).Candidates) > 0 {
 			continue
 		}
-		for _, outer := range enclosing(ref.Name()) {
+		for outer := range enclosing(ref.Name()) {
 			if _, ok := b.blocked[outer]; ok {
 				return outer, ref.String()
 			}
@@ -373,8 +395,8 @@ func (b *builder) mirrorLocations() map[string]mirrorAt {
 // a part of it alone.
 func (b *builder) warnNarrower(scopes map[string]Problem, locations map[string]mirrorAt, reason string, matters func(mirrorAt) bool) {
 	for _, scope := range slices.Sorted(maps.Keys(scopes)) {
-		for _, outer := range enclosing(scope)[1:] {
-			if m, ok := locations[outer]; ok && matters(m) {
+		for outer := range enclosing(scope) {
+			if m, ok := locations[outer]; ok && outer != scope && matters(m) {
 				p := scopes[scope]
 				p.Reason = fmt.Sprintf(reason, scope, outer)
 				b.res.Warnings = append(b.res.Warnings, p)
@@ -385,8 +407,10 @@ func (b *builder) warnNarrower(scopes map[string]Problem, locations map[string]m
 }
 
 func (b *builder) isBlocked(location string) bool {
-	return slices.ContainsFunc(enclosing(location), func(outer string) bool {
-		_, ok := b.blocked[outer]
-		return ok
-	})
+	for outer := range enclosing(location) {
+		if _, ok := b.blocked[outer]; ok {
+			return true
+		}
+	}
+	return false
 }

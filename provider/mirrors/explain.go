@@ -2,7 +2,6 @@ package mirrors
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/archkeeper/archkeeper/provider/imageref"
@@ -31,8 +30,5 @@ func (r *Result) Explain(ref imageref.Reference) (Resolution, []string) {
 }
 
 func (r *Result) allows(ref imageref.Reference) bool {
-	return slices.ContainsFunc(enclosing(ref.Name()), func(outer string) bool {
-		_, found := slices.BinarySearch(r.Allowed, outer)
-		return found
-	})
+	return within(ref.Name(), r.Allowed)
 }

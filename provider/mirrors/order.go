@@ -21,6 +21,12 @@ func mergeOrder(source string, lists [][]string) []string {
 		at := slices.Index(l, source)
 		return at >= 0 && at < len(l)-1
 	})
+	if len(lists) == 1 { // as is almost always the case
+		if l := lists[0]; l[len(l)-1] == source {
+			return l[:len(l)-1]
+		}
+		return lists[0]
+	}
 	g := graph{}
 	for _, l := range lists {
 		at := slices.Index(l, source)
@@ -48,8 +54,8 @@ func mergeOrder(source string, lists [][]string) []string {
 func firsts(lists [][]string) [][]string {
 	out := make([][]string, 0, len(lists))
 	for _, l := range lists {
-		seen := make(map[string]bool, len(l))
-		kept := make([]string, 0, len(l)+1)
+		kept := make([]string, 0, len(l))
+		seen := map[string]bool{}
 		for _, m := range l {
 			if !seen[m] {
 				seen[m] = true

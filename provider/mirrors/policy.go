@@ -2,7 +2,6 @@ package mirrors
 
 import (
 	"encoding/json"
-	"slices"
 )
 
 type (
@@ -69,16 +68,15 @@ func (r *Result) PolicyJSON() ([]byte, error) {
 
 // insideBlocked tells whether blockedRegistries cover a scope.
 func (r *Result) insideBlocked(scope string) bool {
-	return scope != "" && slices.ContainsFunc(enclosing(scope), func(outer string) bool {
-		_, found := slices.BinarySearch(r.Blocked, outer)
-		return found
-	})
+	return scope != "" && within(scope, r.Blocked)
 }
 
 // parent is the next scope around a scope; empty when there is none.
 func parent(scope string) string {
-	if outer := enclosing(scope); len(outer) > 1 {
-		return outer[1]
+	for outer := range enclosing(scope) {
+		if outer != scope {
+			return outer
+		}
 	}
 	return ""
 }

@@ -1,8 +1,10 @@
 package mirrors
 
 import (
+	"iter"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -123,32 +125,46 @@ func validPort(port string) bool {
 // isWildcard tells whether a scope is of the form *.host.
 func isWildcard(scope string) bool { return strings.HasPrefix(scope, "*.") }
 
-// enclosing lists scope itself and then every scope that it is nested in, the
+// enclosing yields scope itself and then every scope that it is nested in, the
 // nearest first: shorter paths, the host with its port, and wildcards, which
 // ignore the port. A host without the port does not enclose one with it.
-func enclosing(scope string) []string {
-	out := []string{scope}
-	host := scope
-	if isWildcard(scope) {
-		host = scope[2:]
-	} else {
-		first := strings.IndexByte(scope, '/')
-		for cut := strings.LastIndexByte(scope, '/'); cut >= 0; cut = strings.LastIndexByte(scope[:cut], '/') {
-			out = append(out, scope[:cut])
+func enclosing(scope string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		if !yield(scope) {
+			return
 		}
-		if first >= 0 {
-			host = scope[:first]
+		host := scope
+		if isWildcard(scope) {
+			host = scope[2:]
+		} else {
+			for cut := strings.LastIndexByte(host, '/'); cut >= 0; cut = strings.LastIndexByte(host, '/') {
+				host = host[:cut]
+				if !yield(host) {
+					return
+				}
+			}
+			if strings.HasPrefix(host, "[") {
+				return
+			}
+			host, _, _ = strings.Cut(host, ":")
 		}
-		if strings.HasPrefix(host, "[") {
-			return out
+		for dot := strings.IndexByte(host, '.'); dot >= 0; dot = strings.IndexByte(host, '.') {
+			host = host[dot+1:]
+			if !yield("*." + host) {
+				return
+			}
 		}
-		host, _, _ = strings.Cut(host, ":")
 	}
-	for dot := strings.IndexByte(host, '.'); dot >= 0; dot = strings.IndexByte(host, '.') {
-		host = host[dot+1:]
-		out = append(out, "*."+host)
+}
+
+// within tells whether scope is one of outer, which is sorted, or nested in one.
+func within(scope string, outer []string) bool {
+	for around := range enclosing(scope) {
+		if _, found := slices.BinarySearch(outer, around); found {
+			return true
+		}
 	}
-	return out
+	return false
 }
 
 // suffix is what a mirror of outer has to add to serve inner, which is nested
