@@ -185,9 +185,10 @@ func (g *gate) leave(caller who, repository string, started time.Time, v verdict
 	wasOpen := !g.openUntil.IsZero()
 	switch v {
 	case verdictOK:
-		g.success()
+		g.alive()
+		g.grow()
 	case verdictThrottled:
-		g.success()
+		g.alive()
 		g.decrease(now, started)
 		g.pause(caller, repository, now, retryAfter)
 	case verdictServer:
@@ -206,8 +207,11 @@ func (g *gate) leave(caller who, repository string, started time.Time, v verdict
 	}
 }
 
-func (g *gate) success() {
+func (g *gate) alive() {
 	g.failures, g.opened, g.openUntil, g.probing = 0, 0, time.Time{}, false
+}
+
+func (g *gate) grow() {
 	if g.slowStart {
 		g.limit++
 	} else {

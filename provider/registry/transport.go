@@ -42,6 +42,9 @@ const (
 	drainLimit = 16 << 10
 	drainTime  = 500 * time.Millisecond
 
+	// firstWait is how long requests to a new host wait for its first answer.
+	firstWait = 500 * time.Millisecond
+
 	// maxHosts bounds the hosts whose state is remembered.
 	maxHosts = 4096
 )
@@ -246,7 +249,7 @@ func exceeded(answer *response) bool {
 
 // claimFirst lets one request be the first to a host that is not known yet: its
 // answer tells the others how to authorize, so that a burst costs one challenge.
-// The others wait for it, a second at most, for the first may hang alone.
+// The others wait for it, but not for long: the first may hang alone.
 func (s *hostState) claimFirst(ctx context.Context) (release func()) {
 	s.mu.Lock()
 	if s.challenge != nil || s.open {
@@ -255,7 +258,7 @@ func (s *hostState) claimFirst(ctx context.Context) (release func()) {
 	}
 	if first := s.first; first != nil {
 		s.mu.Unlock()
-		timer := time.NewTimer(time.Second)
+		timer := time.NewTimer(firstWait)
 		defer timer.Stop()
 		select {
 		case <-first:

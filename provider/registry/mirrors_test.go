@@ -1,0 +1,143 @@
+package registry_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/archkeeper/archkeeper/provider"
+	"github.com/archkeeper/archkeeper/provider/mirrors"
+	"github.com/archkeeper/archkeeper/provider/registry"
+	"github.com/archkeeper/archkeeper/tests/registrytest"
+)
+
+func mirrorConfig(t *testing.T, toml string, hosts ...string) func() *mirrors.Config {
+	t.Helper()
+	config, err := mirrors.ParseRegistriesConf(mirrors.NamedFile{Name: "registries.conf", Data: []byte(strings.NewReplacer(hosts...).Replace(toml))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() *mirrors.Config { return config }
+}
+
+func TestMirrorsAreTriedAsRuntimesDo(t *testing.T) {
+	const twoMirrors = `
+[[registry]]
+location = "SOURCE/team"
+[[registry.mirror]]
+location = "FIRST/copies"
+[[registry.mirror]]
+location = "SECOND/copies"
+`
+	const blocked = `
+[[registry]]
+location = "SOURCE/team"
+blocked = true
+[[registry.mirror]]
+location = "FIRST/copies"
+`
+	type world struct{ source, first, second *registrytest.Registry }
+	for name, test := range map[string]struct {
+		config    string
+		set       func(w world)
+		platforms []string
+		class     provider.Class
+		mirror    func(w world) string
+	}{
+		"the first mirror answers": {twoMirrors, func(w world) {
+			w.first.PutIndex("copies/app", "v1", "linux/arm64")
+			w.source.PutIndex("team/app", "v1", "linux/amd64")
+		}, []string{"linux/arm64"}, "", func(w world) string { return w.first.Host() + "/copies/app" }},
+		"the second, when the first does not have it": {twoMirrors, func(w world) {
+			w.second.PutIndex("copies/app", "v1", "linux/arm64")
+		}, []string{"linux/arm64"}, "", func(w world) string { return w.second.Host() + "/copies/app" }},
+		"the source, when the mirrors fail": {twoMirrors, func(w world) {
+			w.first.Behave("", "/", registrytest.Status(500))
+			w.second.Behave("", "/", registrytest.Status(403))
+			w.source.PutIndex("team/app", "v1", "linux/amd64")
+		}, []string{"linux/amd64"}, "", nil},
+		"invalid content on a mirror is the answer": {twoMirrors, func(w world) {
+			w.first.Behave("", "/", registrytest.Body(registrytest.Index, "[]"))
+			w.source.PutIndex("team/app", "v1", "linux/amd64")
+		}, nil, provider.ClassInvalidContent, nil},
+		"the source, when a mirror sends too much": {twoMirrors, func(w world) {
+			w.first.Behave("", "/", w.first.Endless(registrytest.Index, " "))
+			w.source.PutIndex("team/app", "v1", "linux/amd64")
+		}, []string{"linux/amd64"}, "", nil},
+		"what is not runnable on a mirror is the answer": {twoMirrors, func(w world) {
+			w.first.PutConfigured("copies/app", "v1", registrytest.Empty, []byte("{}"))
+			w.source.PutIndex("team/app", "v1", "linux/amd64")
+		}, nil, provider.ClassNotRunnable, nil},
+		"nobody has it": {twoMirrors, func(world) {}, nil, provider.ClassNotFound, nil},
+		"a blocked source is not asked": {blocked, func(w world) {
+			w.source.PutIndex("team/app", "v1", "linux/amd64")
+		}, nil, provider.ClassNotFound, nil},
+		"a mirror of a blocked source answers": {blocked, func(w world) {
+			w.first.PutIndex("copies/app", "v1", "linux/arm64")
+		}, []string{"linux/arm64"}, "", func(w world) string { return w.first.Host() + "/copies/app" }},
+		"a blocked source without mirrors": {"[[registry]]\nlocation = \"SOURCE/team\"\nblocked = true\n", func(w world) {
+			w.source.PutIndex("team/app", "v1", "linux/amd64")
+		}, nil, provider.ClassBlocked, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := world{newRegistry(t), newRegistry(t), newRegistry(t)}
+			test.set(w)
+			i := newInspector(t, registry.Options{
+				Mirrors: mirrorConfig(t, test.config, "SOURCE", w.source.Host(), "FIRST", w.first.Host(), "SECOND", w.second.Host()),
+			}, w.source, w.first, w.second)
+			image := w.source.Host() + "/team/app:v1"
+			for _, again := range []bool{false, true} {
+				a := inspect(t, i, image)
+				if a.Reference != image {
+					t.Errorf("reference %q, want %q", a.Reference, image)
+				}
+				if test.class != "" {
+					wantClass(t, a, test.class)
+				} else {
+					wantPlatforms(t, a, test.platforms...)
+				}
+				want := ""
+				if test.mirror != nil {
+					want = test.mirror(w)
+				}
+				if a.Err == nil && a.Mirror != want {
+					t.Errorf("mirror %q, want %q (asked again: %v)", a.Mirror, want, again)
+				}
+			}
+			if strings.HasPrefix(name, "a blocked source") && len(w.source.Requests()) > 0 {
+				t.Errorf("a blocked source was asked: %v", w.source.Lines())
+			}
+		})
+	}
+}
+
+func TestAnInsecureMirrorMayHaveABadCertificateOrNone(t *testing.T) {
+	secure := registrytest.NewTLS()
+	t.Cleanup(secure.Close)
+	plain := newRegistry(t)
+	for name, mirror := range map[string]*registrytest.Registry{"bad": secure, "none": plain} {
+		t.Run(name, func(t *testing.T) {
+			source := newRegistry(t)
+			mirror.PutIndex("copies/app", "v1", "linux/arm64")
+			config := mirrorConfig(t, "[[registry]]\nlocation = \"SOURCE/team\"\n[[registry.mirror]]\nlocation = \"MIRROR/copies\"\ninsecure = true\n", "SOURCE", source.Host(), "MIRROR", mirror.Host())
+			i := newInspector(t, registry.Options{Mirrors: config}, source)
+			a := inspect(t, i, source.Host()+"/team/app:v1")
+			wantPlatforms(t, a, "linux/arm64")
+			if a.Mirror != mirror.Host()+"/copies/app" {
+				t.Errorf("mirror %q", a.Mirror)
+			}
+		})
+	}
+}
+
+func TestShortNamesAreSearchedWhereTheFileSays(t *testing.T) {
+	first, second := newRegistry(t), newRegistry(t)
+	second.PutIndex("team/app", "v1", "linux/arm64")
+	i := newInspector(t, registry.Options{
+		Mirrors: mirrorConfig(t, "unqualified-search-registries = [\"FIRST\", \"SECOND\"]\n", "FIRST", first.Host(), "SECOND", second.Host()),
+	}, first, second)
+	a := inspect(t, i, "team/app:v1")
+	wantPlatforms(t, a, "linux/arm64")
+	if want := second.Host() + "/team/app:v1"; a.Reference != want || a.Mirror != "" {
+		t.Errorf("reference %q and mirror %q, want %q and none", a.Reference, a.Mirror, want)
+	}
+}
