@@ -3,7 +3,6 @@ package batch
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,20 +20,26 @@ const AtOnce = 64
 // moment that its turn comes; 0 is none. step is called after each image,
 // concurrently; nil for nobody.
 func Inspect(ctx context.Context, inspector provider.Inspector, images []string, timeout time.Duration, step func()) []provider.Answer {
+	places := map[string][]int{} // of each image in images
+	for i, image := range images {
+		places[image] = append(places[image], i)
+	}
 	answers := make([]provider.Answer, len(images))
 	var turns errgroup.Group
 	turns.SetLimit(AtOnce)
-	var once sync.Map // image -> func() provider.Answer
 	for i, image := range images {
-		ask, _ := once.LoadOrStore(image, sync.OnceValue(func() provider.Answer {
+		if places[image][0] != i {
+			continue // asked about at its first place
+		}
+		turns.Go(func() error {
 			asking, cancel := within(ctx, timeout)
 			defer cancel()
-			return inspector.Inspect(asking, []provider.Query{{Image: image}})[0]
-		}))
-		turns.Go(func() error {
-			answers[i] = ask.(func() provider.Answer)() //nolint:forcetypeassert // the map holds nothing else
-			if step != nil {
-				step()
+			answer := inspector.Inspect(asking, []provider.Query{{Image: image}})[0]
+			for _, place := range places[image] {
+				answers[place] = answer
+				if step != nil {
+					step()
+				}
 			}
 			return nil
 		})

@@ -53,6 +53,22 @@ type Row struct {
 	Missing []platform.Platform
 }
 
+// Rows joins images and their answers, which stand in the same order.
+func Rows(images []workloads.Image, answers []provider.Answer) []Row {
+	rows := make([]Row, len(images))
+	for i, image := range images {
+		rows[i] = Row{Answer: answers[i], Workloads: image.Workloads, VolumeOnly: image.VolumeOnly}
+	}
+	return rows
+}
+
+// Judge judges every row.
+func Judge(rows []Row, required []platform.Platform) {
+	for i := range rows {
+		rows[i].Judge(required)
+	}
+}
+
 // Judge gives the row's verdict on required platforms, and those that are
 // missing. Data that is only mounted need not run: an image volume that is no
 // container image meets every requirement, as does content-only data.
@@ -254,14 +270,15 @@ func writeCSV(out *bytes.Buffer, rows []Row) error {
 			strings.Join(image.Architectures, " "), image.Mirror, class, message, strings.Join(used(row.Workloads), " "),
 		}
 		for i := range record {
-			record[i] = cell(record[i])
+			record[i] = cell(visible(record[i]))
 		}
 		records = append(records, record)
 	}
 	return writer.WriteAll(records)
 }
 
-// cell keeps a spreadsheet from taking a field for a formula.
+// cell keeps a spreadsheet from taking a field for a formula. Control characters
+// are escaped before.
 func cell(text string) string {
 	if text != "" && strings.ContainsRune("=+-@\t\r", rune(text[0])) {
 		return "'" + text
