@@ -362,8 +362,13 @@ func checkNodeSelector(before, after map[string]string) error {
 }
 
 func checkTolerations(before, after []corev1.Toleration) error {
-	if len(after) < len(before) || !reflect.DeepEqual(slices.Clone(after[:len(before)]), slices.Clone(before)) && len(before) > 0 {
-		return refuse("tolerations", "existing ones change")
+	if len(after) < len(before) {
+		return refuse("tolerations", "%d become %d", len(before), len(after))
+	}
+	for i := range before {
+		if !reflect.DeepEqual(before[i], after[i]) {
+			return refuse("tolerations", "existing one %d changes", i)
+		}
 	}
 	for _, t := range after[len(before):] {
 		if t.Key != "" {
