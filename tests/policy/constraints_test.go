@@ -44,6 +44,19 @@ func TestConstraints(t *testing.T) {
 	}
 }
 
+// TestExpansion runs the suite of the expansion templates with the fixture of
+// image-architectures, whose constraint it uses.
+func TestExpansion(t *testing.T) {
+	w := newWorld(t)
+	files := policies.FS()
+	fixture, err := fs.ReadFile(files, "constraints/image-architectures/provider.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.learn(t, fixture)
+	runSuite(t, w, files, "expansion/suite.yaml")
+}
+
 func runSuite(t *testing.T, w *world, files fs.FS, file string) {
 	t.Helper()
 	suites, err := verify.ReadSuites(files, file, file, false)
