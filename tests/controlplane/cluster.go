@@ -245,7 +245,7 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 		"--service-account-key-file=" + c.path("pki", "sa.pub"), "--service-account-signing-key-file=" + c.path("pki", "sa.key"),
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--allow-privileged=true",
-		"--audit-policy-file=" + c.path("audit-policy.yaml"), "--audit-log-path=" + c.path("audit.log"),
+		"--audit-policy-file=" + c.path("audit-policy.yaml"), "--audit-log-path=" + c.path("audit.log"), "--audit-log-maxsize=100000",
 	}, c.options.APIServerFlags...), Ready: c.ready})
 	return err
 }

@@ -1,11 +1,12 @@
 package controlplane
 
 import (
-	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -257,8 +258,8 @@ func (g *Gatekeeper) ClientCertificate() (KeyPair, error) {
 
 // RotateCA gives Gatekeeper a new authority and certificate, as its own
 // rotation does: secret, mounted files, the webhooks' caBundle and CAFile
-// change, and no process is restarted. It returns once the API server reaches
-// Gatekeeper with the new certificate.
+// change, and no process is restarted. The API server takes a moment to see the
+// new caBundle.
 func (g *Gatekeeper) RotateCA(ctx context.Context) error {
 	if err := g.newCertificate(); err != nil {
 		return err
@@ -267,10 +268,12 @@ func (g *Gatekeeper) RotateCA(ctx context.Context) error {
 		return err
 	}
 	err := WaitFor(ctx, "Gatekeeper serves its new certificate", func(ctx context.Context) error {
-		return getOKWith(ctx, &http.Client{Transport: &http.Transport{
-			TLSClientConfig:   clientTLS(g.CA()),
-			DisableKeepAlives: true,
-		}}, "https://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(g.port))+"/v1/admit", http.StatusBadRequest)
+		dialer := tls.Dialer{Config: clientTLS(g.CA())}
+		conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(g.port)))
+		if err != nil {
+			return err
+		}
+		return conn.Close()
 	})
 	if err != nil {
 		return err
@@ -422,29 +425,25 @@ func eachWebhook(configurations []*unstructured.Unstructured, do func(configurat
 	return nil
 }
 
+// getOK asks url once and expects status 200.
 func getOK(ctx context.Context, url string) error {
-	return getOKWith(ctx, http.DefaultClient, url, http.StatusOK)
-}
-
-// getOKWith asks url once and expects a status.
-func getOKWith(ctx context.Context, client *http.Client, url string, status int) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return fmt.Errorf("asking %s: %w", url, err)
 	}
-	answer, err := client.Do(request)
+	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return fmt.Errorf("asking %s: %w", url, err)
 	}
 	defer answer.Body.Close()
-	if answer.StatusCode == status {
+	if answer.StatusCode == http.StatusOK {
 		return nil
 	}
-	var body bytes.Buffer
-	if _, err := body.ReadFrom(http.MaxBytesReader(nil, answer.Body, 4096)); err != nil {
+	body, err := io.ReadAll(io.LimitReader(answer.Body, 4096))
+	if err != nil {
 		return fmt.Errorf("%s answers %s", url, answer.Status)
 	}
-	return fmt.Errorf("%s answers %s: %s", url, answer.Status, body.String())
+	return fmt.Errorf("%s answers %s: %s", url, answer.Status, body)
 }

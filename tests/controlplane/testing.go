@@ -49,13 +49,18 @@ func Main(m *testing.M, o Options, setup func(ctx context.Context, c *Cluster) e
 		fmt.Fprintln(o.Log, "controlplane: state kept in", c.stateDir)
 		return 1
 	}
+	finished := make(chan struct{})
 	go func() {
-		<-ctx.Done()
-		c.end() // tests that use the cluster fail now, and Main goes on below
+		select {
+		case <-finished:
+		case <-ctx.Done(): // interrupted: the tests cannot go on without the cluster
+			c.Stop()
+			os.Exit(1)
+		}
 	}()
 	status := m.Run()
+	close(finished)
 	if status != 0 {
-		stop()
 		c.end()
 		fmt.Fprintln(o.Log, "controlplane: state kept in", c.stateDir)
 		return status

@@ -21,12 +21,18 @@ func (f final) Unwrap() error { return f.err }
 func Final(err error) error { return final{err} }
 
 // WaitFor asks the condition every 50 ms until it returns nil. When ctx ends
-// first, the error names what was waited for and the condition's last error.
+// first, or after a minute when ctx has no deadline, the error names what was
+// waited for and the condition's last error.
 func WaitFor(ctx context.Context, what string, condition func(ctx context.Context) error) error {
 	return poll(ctx, what, condition)
 }
 
 func poll(ctx context.Context, what string, condition func(ctx context.Context) error) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, waitTimeout)
+		defer cancel()
+	}
 	began := time.Now()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()

@@ -72,6 +72,9 @@ type Provider struct {
 	Name string
 	// CertDir holds tls.crt and tls.key, which it reads again when they change.
 	CertDir string
+	// CallerDir holds ca.crt, tls.crt and tls.key: the provider's authority and a
+	// client certificate that it accepts, as our controllers have.
+	CallerDir string
 	// Kubeconfig with which it talks to the API server.
 	Kubeconfig string
 
@@ -101,9 +104,12 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: archkeep
 subjects: [{kind: ServiceAccount, name: archkeeper-provider, namespace: archkeeper-system}]
 `
 
+// CallerSAN is the name in our controllers' client certificate.
+const CallerSAN = "archkeeper-controllers.archkeeper-system.svc"
+
 // StartProvider starts the provider with a certificate of its own authority;
-// callers are proven by Gatekeeper's client certificate, when the cluster has
-// Gatekeeper, or by a token of the cluster.
+// callers are proven by a client certificate, Gatekeeper's (when the cluster
+// has Gatekeeper) or that in CallerDir, or by a token of the cluster.
 func StartProvider(ctx context.Context, c *controlplane.Cluster, log io.Writer, o ProviderOptions) (*Provider, error) {
 	if o.Name == "" {
 		o.Name = "archkeeper"
@@ -118,7 +124,11 @@ func StartProvider(ctx context.Context, c *controlplane.Cluster, log io.Writer, 
 	if err := c.Apply(ctx, "", access); err != nil {
 		return nil, err
 	}
-	p := &Provider{Name: o.Name, cluster: c, deadline: o.Deadline, CertDir: filepath.Join(c.StateDir(), "pki", o.Name)}
+	p := &Provider{
+		Name: o.Name, cluster: c, deadline: o.Deadline,
+		CertDir:   filepath.Join(c.StateDir(), "pki", o.Name),
+		CallerDir: filepath.Join(c.StateDir(), "pki", o.Name+"-caller"),
+	}
 	if p.Kubeconfig, err = c.KubeconfigForServiceAccount(ctx, Namespace, ServiceAccount); err != nil {
 		return nil, err
 	}
@@ -137,7 +147,8 @@ func StartProvider(ctx context.Context, c *controlplane.Cluster, log io.Writer, 
 	args := []string{
 		"provider", "--listen=" + ports[0], "--admission-listen=" + ports[1], "--probe-listen=" + ports[2],
 		"--tls-cert=" + filepath.Join(p.CertDir, "tls.crt"), "--tls-key=" + filepath.Join(p.CertDir, "tls.key"),
-		"--deadline=" + o.Deadline.String(),
+		"--deadline=" + o.Deadline.String(), "--shutdown-delay=0s",
+		"--client-ca=" + filepath.Join(p.CallerDir, "ca.crt"), "--client-san=" + CallerSAN,
 	}
 	if c.Gatekeeper != nil {
 		args = append(args, "--client-ca="+c.Gatekeeper.CAFile, "--client-san="+controlplane.GatekeeperSAN)
@@ -160,7 +171,7 @@ func StartProvider(ctx context.Context, c *controlplane.Cluster, log io.Writer, 
 	return p, nil
 }
 
-// issue makes the authority and the serving certificate.
+// issue makes the authority, the serving certificate and a caller's.
 func (p *Provider) issue() error {
 	ca, err := controlplane.NewCA(p.Name + "-ca")
 	if err != nil {
@@ -173,8 +184,13 @@ func (p *Provider) issue() error {
 	if err != nil {
 		return err
 	}
+	caller, err := ca.Issue(controlplane.Leaf{CommonName: CallerSAN, DNSNames: []string{CallerSAN}, Client: true})
+	if err != nil {
+		return err
+	}
 	p.CA = ca
-	return leaf.Write(p.CertDir)
+	return errors.Join(leaf.Write(p.CertDir), caller.Write(p.CallerDir),
+		controlplane.WriteFile(filepath.Join(p.CallerDir, "ca.crt"), ca.CertPEM))
 }
 
 // Register applies a Provider object of Gatekeeper for a path, such as
