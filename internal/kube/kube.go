@@ -3,6 +3,7 @@ package kube
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"k8s.io/client-go/rest"
@@ -46,6 +47,18 @@ func Config(file string, getenv func(string) string, userAgent string) (*rest.Co
 	}
 	config.QPS, config.Burst, config.UserAgent = qps, burst, userAgent
 	return config, nil
+}
+
+// PersonConfig is Config for a command that a person runs: when nothing else
+// names a cluster, it is the one of ~/.kube/config, as for kubectl.
+func PersonConfig(file string, getenv func(string) string, userAgent string) (*rest.Config, error) {
+	own := filepath.Join(getenv("HOME"), ".kube", "config")
+	if file == "" && getenv("KUBECONFIG") == "" && getenv("KUBERNETES_SERVICE_HOST") == "" && getenv("HOME") != "" {
+		if info, err := os.Stat(own); err == nil && info.Mode().IsRegular() {
+			file = own
+		}
+	}
+	return Config(file, getenv, userAgent)
 }
 
 func load(rules clientcmd.ClientConfigLoadingRules) (*rest.Config, error) {
