@@ -19,7 +19,6 @@ package cache
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"sync"
 	"time"
 
 	"github.com/archkeeper/archkeeper/provider"
@@ -98,6 +97,9 @@ type failure struct {
 type Options struct {
 	// MaxBytes of heap that the cache may take, about; 64 MiB when zero.
 	MaxBytes int64
+	// Store makes restarts warm; nil for none. What is kept goes there too,
+	// except tag answers that need credentials: their keys die with the process.
+	Store *Store
 }
 
 // DefaultMaxBytes of a Cache.
@@ -109,20 +111,26 @@ type Cache struct {
 	facts  *table[*Facts]
 	hints  *table[struct{}]
 	shapes shapes
+	store  *Store
 }
 
-// New makes a Cache.
+// New makes a Cache, with what its store holds.
 func New(o Options) *Cache {
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = DefaultMaxBytes
 	}
 	share := func(percent int64) int64 { return o.MaxBytes / 100 * percent }
-	return &Cache{
+	c := &Cache{
+		store:  o.Store,
 		tags:   newTable(share(40), tagCost),
 		facts:  newTable(share(48), factsCost),
 		hints:  newTable(share(12), func(struct{}) int64 { return 0 }),
 		shapes: shapes{known: make(map[string]shape)},
 	}
+	if c.store != nil {
+		c.store.fill(c)
+	}
+	return c
 }
 
 func tagCost(e tagEntry) int64 {
@@ -186,6 +194,9 @@ func (c *Cache) PutTag(k Key, t Tag) {
 		e.err = &failure{err: t.Err, until: t.Until.UnixMilli()}
 	}
 	c.tags.put(k, e)
+	if c.store != nil && e.public && e.err == nil {
+		c.store.write(recordTag, k, appendTag(make([]byte, checksumSize, checksumSize+tagPayload), e))
+	}
 }
 
 // Facts gives what is known of a digest.
@@ -199,7 +210,9 @@ func (c *Cache) PutFacts(k Key, f *Facts) *Facts {
 	if old, ok := c.facts.get(k); ok && old.Public {
 		kept.Public = true
 	}
-	c.facts.put(k, &kept)
+	if c.facts.put(k, &kept) && c.store != nil {
+		c.store.write(recordFacts, k, appendFacts(make([]byte, checksumSize, 256), &kept, c.store.clock.Now()))
+	}
 	return &kept
 }
 
@@ -210,7 +223,15 @@ func (c *Cache) Seen(k Key) bool {
 }
 
 // MarkSeen keeps the hint that Seen reads.
-func (c *Cache) MarkSeen(k Key) { c.hints.put(k, struct{}{}) }
+func (c *Cache) MarkSeen(k Key) {
+	if _, ok := c.hints.get(k); ok {
+		return
+	}
+	c.hints.put(k, struct{}{})
+	if c.store != nil {
+		c.store.write(recordHint, k, make([]byte, checksumSize))
+	}
+}
 
 // Usage gives the number of tag answers and facts, and the bytes that the
 // cache believes to hold.
@@ -219,43 +240,4 @@ func (c *Cache) Usage() (tags, facts int, bytes int64) {
 	facts, factBytes := c.facts.usage()
 	_, hintBytes := c.hints.usage()
 	return tags, facts, tagBytes + factBytes + hintBytes
-}
-
-// shapeLimit is the size in bytes up to which a list of platforms is shared.
-const shapeLimit = 4 << 10
-
-// maxShapes bounds the number of shared lists: real images have a few hundred.
-const maxShapes = 2048
-
-// shapes keeps one copy of each common pair of platform and architecture lists.
-type shapes struct {
-	mu    sync.Mutex
-	known map[string]shape
-}
-
-type shape struct{ platforms, architectures []string }
-
-func (s *shapes) share(platforms, architectures []string) (p, a []string, shared bool) {
-	if sliceCost(platforms)+sliceCost(architectures) > shapeLimit {
-		return platforms, architectures, false
-	}
-	var buf [512]byte
-	b := buf[:0]
-	for _, list := range [][]string{platforms, architectures} {
-		b = binary.AppendUvarint(b, uint64(len(list)))
-		for _, v := range list {
-			b = binary.AppendUvarint(b, uint64(len(v)))
-			b = append(b, v...)
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if known, ok := s.known[string(b)]; ok {
-		return known.platforms, known.architectures, true
-	}
-	if len(s.known) < maxShapes {
-		s.known[string(b)] = shape{platforms, architectures}
-		return platforms, architectures, true
-	}
-	return platforms, architectures, false
 }

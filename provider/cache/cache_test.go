@@ -24,8 +24,10 @@ func digestOf(text string) string {
 
 // fill puts n tags of n different images into a cache, as the inspector does
 // for one: an answer by tag, one by digest, a hint, and facts of their own.
-func fill(c *cache.Cache, n int, now time.Time) {
-	for i := range n {
+func fill(c *cache.Cache, n int, now time.Time) { fillFrom(c, 0, n, now) }
+
+func fillFrom(c *cache.Cache, from, to int, now time.Time) {
+	for i := from; i < to; i++ {
 		digest := digestOf(fmt.Sprint(i))
 		key := cache.KeyOf("facts", "registry.example", digest)
 		platforms := []string{"linux/amd64", "linux/arm64"}

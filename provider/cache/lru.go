@@ -85,13 +85,12 @@ func (t *table[V]) put(k Key, v V) bool {
 	return true
 }
 
-func (t *table[V]) delete(k Key) {
+// reset forgets everything.
+func (t *table[V]) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if i, ok := t.index[k]; ok {
-		t.bytes -= t.cost(t.at(i).value) + nodeOverhead
-		t.remove(i)
-	}
+	t.index, t.chunks = make(map[Key]int32), nil
+	t.next, t.free, t.newest, t.oldest, t.bytes = 0, -1, -1, -1, 0
 }
 
 func (t *table[V]) usage() (entries int, bytes int64) {

@@ -1,0 +1,244 @@
+package cache_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.etcd.io/bbolt"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/archkeeper/archkeeper/provider"
+	"github.com/archkeeper/archkeeper/provider/cache"
+)
+
+func openStore(t testing.TB, path string, log *bytes.Buffer, now time.Time) *cache.Store {
+	t.Helper()
+	s, err := cache.OpenStore(cache.StoreOptions{Path: path, Log: slog.New(slog.NewTextHandler(log, nil)), Clock: clocktesting.NewFakeClock(now)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func closeStore(t testing.TB, s *cache.Store) {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestARestartIsWarm(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cache.db")
+	now := time.Now().Truncate(time.Millisecond)
+	var log bytes.Buffer
+	s := openStore(t, path, &log, now)
+	c := cache.New(cache.Options{Store: s})
+	facts := map[string]*cache.Facts{
+		"index":  {Digest: digestOf("1"), Kind: provider.KindIndex, Platforms: []string{"linux/amd64", "linux/arm64"}, Architectures: []string{"amd64", "arm64"}, Public: true, Warnings: []string{"a", "b"}},
+		"none":   {Digest: digestOf("2"), Kind: provider.KindArtifact, Err: provider.Errorf(provider.ClassNotRunnable, "an artifact"), Architectures: []string{}},
+		"bundle": {Digest: digestOf("3"), Kind: provider.KindManifest, ContentOnly: true, Architectures: []string{}},
+		"many":   {Digest: digestOf("4"), Kind: provider.KindIndex, Platforms: strings.Split(strings.Repeat("linux/riscv64,", 200), ","), Architectures: []string{"riscv64"}},
+	}
+	for name, f := range facts {
+		c.PutFacts(cache.KeyOf("facts", name), f)
+		c.PutTag(cache.KeyOf("public", name), cache.Tag{Facts: cache.KeyOf("facts", name), Checked: now, Candidate: 1, Credential: -1, Public: true})
+		c.PutTag(cache.KeyOf("private", name), cache.Tag{Facts: cache.KeyOf("facts", name), Checked: now})
+		c.MarkSeen(cache.KeyOf("seen", name))
+	}
+	c.PutTag(cache.KeyOf("failed"), cache.Tag{Err: facts["none"].Err, Until: now.Add(time.Hour), Public: true})
+	c.PutTag(cache.KeyOf("old"), cache.Tag{Facts: cache.KeyOf("facts", "index"), Checked: now.Add(-72 * time.Hour), Public: true})
+	closeStore(t, s)
+
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	c = cache.New(cache.Options{Store: openStore(t, path, &log, now)})
+	for name, f := range facts {
+		got, ok := c.Facts(cache.KeyOf("facts", name))
+		if !ok {
+			t.Fatalf("the facts of %s are gone", name)
+		}
+		if diff := cmp.Diff(f, got, cmpopts.IgnoreUnexported(cache.Facts{}, provider.Error{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		want := cache.Tag{Facts: cache.KeyOf("facts", name), Checked: now, Candidate: 1, Credential: -1, Public: true}
+		if tag, ok := c.Tag(cache.KeyOf("public", name), now); !ok || !tag.Checked.Equal(now) || tag.Facts != want.Facts || tag.Candidate != 1 || tag.Credential != -1 || !tag.Public {
+			t.Errorf("tag of %s: %+v, %v", name, tag, ok)
+		}
+		if _, ok := c.Tag(cache.KeyOf("private", name), now); ok {
+			t.Error("an answer that needs a credential was kept across a restart")
+		}
+		if !c.Seen(cache.KeyOf("seen", name)) {
+			t.Error("a hint is gone")
+		}
+	}
+	for _, gone := range []string{"failed", "old"} {
+		if tag, ok := c.Tag(cache.KeyOf(gone), now); ok {
+			t.Errorf("%s was kept: %+v", gone, tag)
+		}
+	}
+	if log.Len() > 0 {
+		t.Errorf("log: %s", &log)
+	}
+}
+
+func TestAStoreThatCannotBeReadIsSetAside(t *testing.T) {
+	now := time.Now()
+	made := func(t *testing.T, path string) {
+		t.Helper()
+		var log bytes.Buffer
+		s := openStore(t, path, &log, now)
+		fill(cache.New(cache.Options{Store: s}), 2000, now)
+		closeStore(t, s)
+	}
+	edit := func(t *testing.T, path string, change func([]byte) []byte) {
+		t.Helper()
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, change(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	update := func(t *testing.T, path string, change func(*bbolt.Tx) error) {
+		t.Helper()
+		db, err := bbolt.Open(path, 0o600, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := db.Update(change); err != nil {
+			t.Fatal(err)
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, damage := range map[string]func(t *testing.T, path string){
+		"it is no store": func(t *testing.T, path string) {
+			if err := os.WriteFile(path, []byte(strings.Repeat("no store ", 10000)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"it is cut in half": func(t *testing.T, path string) {
+			made(t, path)
+			edit(t, path, func(b []byte) []byte { return b[:len(b)/2] })
+		},
+		"it is cut after its first pages": func(t *testing.T, path string) {
+			made(t, path)
+			edit(t, path, func(b []byte) []byte { return b[:4*os.Getpagesize()] })
+		},
+		"zeros in the middle": func(t *testing.T, path string) {
+			made(t, path)
+			edit(t, path, func(b []byte) []byte { clear(b[len(b)/4 : len(b)*3/4]); return b })
+		},
+		"a flipped bit in a record": func(t *testing.T, path string) {
+			made(t, path)
+			update(t, path, func(tx *bbolt.Tx) error {
+				bucket := tx.Bucket([]byte("records"))
+				k, v := bucket.Cursor().First()
+				v = bytes.Clone(v)
+				v[len(v)-1] ^= 1
+				return bucket.Put(bytes.Clone(k), v)
+			})
+		},
+		"a record under another's key": func(t *testing.T, path string) {
+			made(t, path)
+			update(t, path, func(tx *bbolt.Tx) error {
+				bucket := tx.Bucket([]byte("records"))
+				k, v := bucket.Cursor().First()
+				moved := bytes.Clone(k)
+				moved[16] ^= 1
+				return bucket.Put(moved, bytes.Clone(v))
+			})
+		},
+		"a later format": func(t *testing.T, path string) {
+			made(t, path)
+			update(t, path, func(tx *bbolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte{2}) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "cache.db")
+			damage(t, path)
+			var log bytes.Buffer
+			s := openStore(t, path, &log, now)
+			c := cache.New(cache.Options{Store: s})
+			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), "set aside") {
+				t.Errorf("%d lines in the log, want one:\n%s", lines, &log)
+			}
+			if aside, err := filepath.Glob(path + ".set-aside-*"); err != nil || len(aside) != 1 {
+				t.Errorf("set aside: %v, %v", aside, err)
+			}
+			if tags, facts, _ := c.Usage(); tags != 0 || facts != 0 {
+				t.Errorf("%d tags and %d facts came of it", tags, facts)
+			}
+			fill(c, 10, now)
+			closeStore(t, s)
+			c = cache.New(cache.Options{Store: openStore(t, path, &log, now)})
+			if _, ok := c.Tag(tagKey(9), now); !ok {
+				t.Error("the new store does not keep")
+			}
+		})
+	}
+}
+
+func TestAStoreInAFolderThatIsNotThere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none", "cache.db")
+	if _, err := cache.OpenStore(cache.StoreOptions{Path: path}); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Restart to warm, beside a bare scan of the same store that checks nothing and
+// keeps nothing:
+//
+//	go test -run - -bench Restart -count 6 ./provider/cache | tee new.txt && benchstat new.txt
+func BenchmarkRestart(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "cache.db")
+	now := time.Now()
+	var log bytes.Buffer
+	s := openStore(b, path, &log, now)
+	c := cache.New(cache.Options{Store: s})
+	for part := range 10 { // in parts, that the queue may be written
+		fillFrom(c, part*10_000, (part+1)*10_000, now)
+		s.Flush()
+	}
+	closeStore(b, s)
+	b.Run("bare scan", func(b *testing.B) {
+		for b.Loop() {
+			db, err := bbolt.Open(path, 0o600, nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			n := 0
+			err = db.View(func(tx *bbolt.Tx) error {
+				return tx.Bucket([]byte("records")).ForEach(func(_, v []byte) error { n += len(v); return nil })
+			})
+			if err != nil || n == 0 {
+				b.Fatal(n, err)
+			}
+			if err := db.Close(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("restart to warm", func(b *testing.B) {
+		for b.Loop() {
+			s := openStore(b, path, &log, now)
+			c := cache.New(cache.Options{Store: s})
+			if tags, facts, _ := c.Usage(); tags != 200_000 || facts != 100_000 {
+				b.Fatal(fmt.Sprint(tags, facts))
+			}
+			closeStore(b, s)
+		}
+	})
+}
