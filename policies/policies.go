@@ -17,7 +17,7 @@ import (
 
 //go:generate go run ./generate -root ..
 
-//go:embed constraints expansion mutations
+//go:embed constraints expansion mutations native
 var files embed.FS
 
 // FS gives the rooms: constraints/<name>/template.yaml, mutations/<name>/mutation.yaml,

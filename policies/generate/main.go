@@ -10,6 +10,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+
+	"github.com/archkeeper/archkeeper/policies/internal/rooms"
 )
 
 func main() {
@@ -17,26 +19,15 @@ func main() {
 	only := flag.Bool("fmt", false, "format the Rego and write nothing else")
 	root := flag.String("root", ".", "the root of the repository")
 	flag.Parse()
-	if err := run(*root, *check, *only); err != nil {
+	act := rooms.Generate
+	switch {
+	case *check:
+		act = rooms.Check
+	case *only:
+		act = rooms.Format
+	}
+	if err := act(*root); err != nil {
 		fmt.Fprintln(os.Stderr, "generate:", err)
 		os.Exit(1)
 	}
-}
-
-func run(root string, check, only bool) error {
-	if only {
-		formatted := map[string][]byte{}
-		if err := formatRego(root, formatted); err != nil {
-			return err
-		}
-		return writeFiles(root, formatted)
-	}
-	outputs, err := generate(root)
-	if err != nil {
-		return err
-	}
-	if check {
-		return compare(root, outputs)
-	}
-	return write(root, outputs)
 }

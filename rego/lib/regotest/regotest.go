@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -124,31 +123,6 @@ func runTests(t *testing.T, modules map[string]*ast.Module, compiler *ast.Compil
 	if count == 0 {
 		t.Error("no Rego tests")
 	}
-}
-
-// Format writes the .rego files of dir, recursively, as opa fmt does.
-func Format(dir string) error {
-	paths, err := rego(dir)
-	if err != nil {
-		return err
-	}
-	for _, path := range paths {
-		source, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		formatted, err := format.Source(path, source)
-		if err != nil {
-			return err
-		}
-		if slices.Equal(formatted, source) {
-			continue
-		}
-		if err := os.WriteFile(path, formatted, 0o644); err != nil { //nolint:gosec // source files are for everyone to read
-			return err
-		}
-	}
-	return nil
 }
 
 func read(t *testing.T, dir string) map[string]string {

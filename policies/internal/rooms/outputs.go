@@ -1,4 +1,4 @@
-package main
+package rooms
 
 import (
 	"bytes"
@@ -10,6 +10,34 @@ import (
 
 	"github.com/open-policy-agent/opa/v1/format"
 )
+
+// Generate writes everything that follows from the sources below root, the root
+// of the repository.
+func Generate(root string) error {
+	outputs, err := generate(root)
+	if err != nil {
+		return err
+	}
+	return write(root, outputs)
+}
+
+// Check writes nothing; its error names every file that Generate would change.
+func Check(root string) error {
+	outputs, err := generate(root)
+	if err != nil {
+		return err
+	}
+	return compare(root, outputs)
+}
+
+// Format writes the Rego as opa fmt does, and nothing else.
+func Format(root string) error {
+	formatted := map[string][]byte{}
+	if err := formatRego(root, formatted); err != nil {
+		return err
+	}
+	return writeFiles(root, formatted)
+}
 
 // generate gives everything that follows from the sources: path from the root of
 // the repository to content. The same sources give the same bytes.

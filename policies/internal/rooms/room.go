@@ -1,4 +1,6 @@
-package main
+// Package rooms knows what a policy room is: what must be in it, and what
+// follows from that. It reads and writes the source tree alone.
+package rooms
 
 import (
 	_ "embed"

@@ -1,16 +1,20 @@
-package main
+package rooms
 
 import (
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/archkeeper/archkeeper/policies"
+	"github.com/archkeeper/archkeeper/rego/lib"
+	"github.com/archkeeper/archkeeper/rego/lib/regotest"
 )
 
-const root = "../.."
+const root = "../../.."
 
 func TestWhatIsGeneratedIsUpToDate(t *testing.T) {
-	if err := run(root, true, false); err != nil {
+	if err := Check(root); err != nil {
 		t.Error(err)
 	}
 }
@@ -88,12 +92,7 @@ func TestAMissingWallIsNamed(t *testing.T) {
 }
 
 func TestAStaleFileIsNamedAndWritten(t *testing.T) {
-	dir := t.TempDir()
-	for _, part := range []string{"policies", "rego/lib"} {
-		if err := os.CopyFS(filepath.Join(dir, part), os.DirFS(filepath.Join(root, part))); err != nil {
-			t.Fatal(err)
-		}
-	}
+	dir := copyTree(t)
 	policy := filepath.Join(dir, "policies/constraints/image-architectures/policy.rego")
 	source, err := os.ReadFile(policy)
 	if err != nil {
@@ -103,25 +102,25 @@ func TestAStaleFileIsNamedAndWritten(t *testing.T) {
 	if err := os.WriteFile(policy, append(source, "\nmore   :=   1\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err = run(dir, true, false)
+	err = Check(dir)
 	for _, want := range []string{"policy.rego is not up to date", "template.yaml is not up to date"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one that says %q", err, want)
 		}
 	}
-	if err := run(dir, false, true); err != nil {
+	if err := Format(dir); err != nil {
 		t.Fatal(err)
 	}
 	if formatted, err := os.ReadFile(policy); err != nil || !strings.HasSuffix(string(formatted), "\nmore := 1\n") {
-		t.Errorf("-fmt did not format the policy: %v", err)
+		t.Errorf("Format did not format the policy: %v", err)
 	}
-	if err := run(dir, true, false); err == nil || !strings.Contains(err.Error(), "template.yaml is not up to date") {
-		t.Errorf("-fmt wrote more than Rego: %v", err)
+	if err := Check(dir); err == nil || !strings.Contains(err.Error(), "template.yaml is not up to date") {
+		t.Errorf("Format wrote more than Rego: %v", err)
 	}
-	if err := run(dir, false, false); err != nil {
+	if err := Generate(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(dir, true, false); err != nil {
+	if err := Check(dir); err != nil {
 		t.Errorf("after generating: %v", err)
 	}
 	template, err := os.ReadFile(filepath.Join(filepath.Dir(policy), "template.yaml"))
@@ -137,6 +136,57 @@ func withoutWhy(source string) string {
 	before, rest, _ := strings.Cut(source, "why: |")
 	_, after, _ := strings.Cut(rest, "cost: |")
 	return before + "cost: |" + after
+}
+
+// TestANewRoomPassesItsOwnTests makes a room in a copy of the tree and tests its
+// Rego; Gatekeeper's part is in tests/policy.
+func TestANewRoomPassesItsOwnTests(t *testing.T) {
+	dir := copyTree(t)
+	room, err := New(dir, "my-new-rule")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := filepath.Join(dir, "policies/constraints/my-new-rule"); room != want {
+		t.Errorf("made %s, want %s", room, want)
+	}
+	if err := Check(dir); err != nil {
+		t.Errorf("the new room is not complete: %v", err)
+	}
+	for _, file := range []string{"template.yaml", "README.md", "artifacthub-pkg.yml"} {
+		if content, err := os.ReadFile(filepath.Join(room, file)); err != nil || !strings.Contains(string(content), "y new rule") {
+			t.Errorf("%s does not speak of the rule: %v", file, err)
+		}
+	}
+	libs := make(map[string]string)
+	for _, name := range lib.Names() {
+		source, err := lib.Source(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		libs[policies.LibraryPath(name)] = source
+	}
+	regotest.Run(t, room, libs)
+	for name, want := range map[string]string{
+		"my-new-rule": "is there already",
+		"My_Rule":     "is not lower-case words",
+		"../escape":   "is not lower-case words",
+		"":            "is not lower-case words",
+	} {
+		if _, err := New(dir, name); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("New(%q): %v, want an error that says %q", name, err, want)
+		}
+	}
+}
+
+func copyTree(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, part := range []string{"policies", "rego/lib"} {
+		if err := os.CopyFS(filepath.Join(dir, part), os.DirFS(filepath.Join(root, part))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 func replace(old, replacement string) func(string) string {
