@@ -106,22 +106,34 @@ func ParseDisruption(text string) (Disruption, bool) {
 	return DisruptionNone, false
 }
 
+// Rule is what the machine-config operator has been told to do when a file
+// changes (its node disruption policy).
+type Rule int
+
+// The rules.
+const (
+	RuleUnknown Rule = iota // no rule for the file: the node restarts
+	RuleReload              // reload, restart of a service, or nothing
+	RuleSpecial             // as for the operator's own registries.conf: it looks at the change
+	RuleDrain
+)
+
 // Classify says what the machine-config operator does to a node when before
-// becomes after. It restarts a node for a file that it has no rule for: a
-// drop-in's path is covered when the cluster's node disruption policy names it
-// with a reload of CRI-O. With that, mirrors by digest that are added need a
+// becomes after. Under RuleSpecial mirrors by digest that are added need a
 // reload alone, because no pull that works today goes another way for another
 // content; everything else drains.
-func Classify(before, after *Config, equal, covered bool) Disruption {
+func Classify(before, after *Config, equal bool, rule Rule) Disruption {
 	switch {
 	case equal:
 		return DisruptionNone
-	case !covered:
-		return DisruptionReboot
-	case onlyAddsDigestMirrors(before, after):
+	case rule == RuleReload:
 		return DisruptionReload
+	case rule == RuleSpecial && onlyAddsDigestMirrors(before, after):
+		return DisruptionReload
+	case rule == RuleSpecial, rule == RuleDrain:
+		return DisruptionDrain
 	}
-	return DisruptionDrain
+	return DisruptionReboot
 }
 
 func onlyAddsDigestMirrors(before, after *Config) bool {

@@ -34,26 +34,28 @@ func TestMachineConfig(t *testing.T) {
 func TestClassify(t *testing.T) {
 	base := world{D("s.io -> m.io,n.io"), R("B b.io")}
 	for name, tc := range map[string]struct {
-		after     world
-		uncovered bool
-		want      Disruption
+		after world
+		rule  Rule
+		want  Disruption
 	}{
 		"equal bytes": {after: base, want: DisruptionNone},
-		"a path that the operator has no rule for": {after: world{D("s.io -> m.io,n.io", "t.io -> m.io"), R("B b.io")}, uncovered: true, want: DisruptionReboot},
-		"a mirror by digest for another source":    {after: world{D("s.io -> m.io,n.io", "t.io -> m.io"), R("B b.io")}, want: DisruptionReload},
-		"one more mirror by digest":                {after: world{D("s.io -> m.io,o.io,n.io"), R("B b.io")}, want: DisruptionReload},
-		"a mirror by tag":                          {after: world{D("s.io -> m.io,n.io"), T("t.io -> m.io"), R("B b.io")}, want: DisruptionDrain},
-		"a mirror less":                            {after: world{D("s.io -> m.io"), R("B b.io")}, want: DisruptionDrain},
-		"another order":                            {after: world{D("s.io -> n.io,m.io"), R("B b.io")}, want: DisruptionDrain},
-		"one more blocked scope":                   {after: world{D("s.io -> m.io,n.io"), R("B b.io,c.io")}, want: DisruptionDrain},
-		"a blocked scope less":                     {after: world{D("s.io -> m.io,n.io")}, want: DisruptionDrain},
-		"a source that is blocked now":             {after: world{D("s.io -> m.io,n.io; Never"), R("B b.io")}, want: DisruptionDrain},
-		"search registries":                        {after: world{D("s.io -> m.io,n.io"), R("B b.io", "S q.io")}, want: DisruptionDrain},
+		"a path that the operator has no rule for": {after: world{D("s.io -> m.io,n.io", "t.io -> m.io"), R("B b.io")}, want: DisruptionReboot},
+		"a mirror by digest for another source":    {after: world{D("s.io -> m.io,n.io", "t.io -> m.io"), R("B b.io")}, rule: RuleSpecial, want: DisruptionReload},
+		"one more mirror by digest":                {after: world{D("s.io -> m.io,o.io,n.io"), R("B b.io")}, rule: RuleSpecial, want: DisruptionReload},
+		"a mirror by tag":                          {after: world{D("s.io -> m.io,n.io"), T("t.io -> m.io"), R("B b.io")}, rule: RuleSpecial, want: DisruptionDrain},
+		"a mirror less":                            {after: world{D("s.io -> m.io"), R("B b.io")}, rule: RuleSpecial, want: DisruptionDrain},
+		"another order":                            {after: world{D("s.io -> n.io,m.io"), R("B b.io")}, rule: RuleSpecial, want: DisruptionDrain},
+		"one more blocked scope":                   {after: world{D("s.io -> m.io,n.io"), R("B b.io,c.io")}, rule: RuleSpecial, want: DisruptionDrain},
+		"a blocked scope less":                     {after: world{D("s.io -> m.io,n.io")}, rule: RuleSpecial, want: DisruptionDrain},
+		"a source that is blocked now":             {after: world{D("s.io -> m.io,n.io; Never"), R("B b.io")}, rule: RuleSpecial, want: DisruptionDrain},
+		"a rule to reload":                         {after: world{}, rule: RuleReload, want: DisruptionReload},
+		"a rule to drain":                          {after: world{D("s.io -> m.io,o.io,n.io"), R("B b.io")}, rule: RuleDrain, want: DisruptionDrain},
+		"search registries":                        {after: world{D("s.io -> m.io,n.io"), R("B b.io", "S q.io")}, rule: RuleSpecial, want: DisruptionDrain},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before, after := build(t, base...), build(t, tc.after...)
 			equal := string(before.RegistriesConf()) == string(after.RegistriesConf())
-			if got := Classify(before.Config, after.Config, equal, !tc.uncovered); got != tc.want {
+			if got := Classify(before.Config, after.Config, equal, tc.rule); got != tc.want {
 				t.Errorf("%s, want %s", got, tc.want)
 			}
 		})

@@ -1,0 +1,537 @@
+package mirrors
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/archkeeper/archkeeper/provider/imageref"
+	"github.com/archkeeper/archkeeper/provider/mirrors"
+)
+
+// FieldManager owns what the controller writes.
+const FieldManager = "archkeeper-mirrors"
+
+// Times of the controller.
+const (
+	probeInterval = 15 * time.Second // between two discoveries
+	checkInterval = 30 * time.Second // between two looks at what was written
+	retryInterval = time.Second      // after a failed write, doubled up to retryMax
+	retryMax      = 30 * time.Second
+	callTimeout   = 10 * time.Second // every call to the API server
+
+	// DefaultQuiet is how long objects must have stood still before they are
+	// merged, and DefaultMaxDelay how long that may be put off.
+	DefaultQuiet    = time.Second
+	DefaultMaxDelay = 10 * time.Second
+)
+
+var (
+	configGV  = schema.GroupVersion{Group: "config.openshift.io", Version: "v1"}
+	contentGV = schema.GroupVersion{Group: "operator.openshift.io", Version: "v1alpha1"}
+	machineGV = schema.GroupVersion{Group: "machineconfiguration.openshift.io", Version: "v1"}
+
+	digestSets     = configGV.WithResource("imagedigestmirrorsets")
+	tagSets        = configGV.WithResource("imagetagmirrorsets")
+	images         = configGV.WithResource("images")
+	contentSources = contentGV.WithResource("imagecontentsourcepolicies")
+	machineConfigs = machineGV.WithResource("machineconfigs")
+)
+
+const imageName = "cluster"
+
+// followed lists the resources whose objects are merged.
+func followed() []schema.GroupVersionResource {
+	return []schema.GroupVersionResource{digestSets, tagSets, images, contentSources}
+}
+
+// Options of a Controller. Every field without a default is required.
+type Options struct {
+	Dynamic   dynamic.Interface
+	Discovery discovery.DiscoveryInterface
+	Client    kubernetes.Interface
+	// Namespace and Name of the ConfigMap; that of the status is Name-status.
+	Namespace, Name string
+	// Delivery; default Auto.
+	Delivery Delivery
+	// Pools of nodes that get a MachineConfig; default master and worker.
+	Pools []string
+	// MaxDisruption is the worst that a MachineConfig may do to nodes; default
+	// a reload. A worse change waits.
+	MaxDisruption mirrors.Disruption
+	// Policy writes policy.json too.
+	Policy bool
+	// Protected images stay reachable whatever is blocked.
+	Protected []imageref.Reference
+	// Quiet and MaxDelay; default DefaultQuiet and DefaultMaxDelay.
+	Quiet, MaxDelay time.Duration
+	// Clock; default the real one. Recorder gets one event for each transition
+	// of an object.
+	Clock    clock.WithTicker
+	Recorder record.EventRecorder
+	// Metrics registers the controller's metrics; nil for none.
+	Metrics prometheus.Registerer
+	Log     *slog.Logger
+}
+
+// Controller keeps the ConfigMap. Make one with New, run it once.
+type Controller struct {
+	Options
+	metrics *metrics
+	wake    chan struct{} // something may have to be looked at
+	changed chan struct{} // an object has changed
+
+	watching map[schema.GroupVersionResource]*watched
+	operator bool // the machine-config operator is there
+	probed   time.Time
+	idleSaid bool
+
+	dirtySince, dirtyLast time.Time // zero when nothing has changed since the last merge
+	checked               time.Time
+	plan                  *Plan
+	retry                 time.Duration
+	retryAt               time.Time
+	status                Status
+	storedStatus          string
+	announced             map[objectID]string
+}
+
+type objectID struct{ kind, name string }
+
+type watched struct {
+	store  cache.Store
+	synced cache.InformerSynced
+	stop   context.CancelFunc
+	done   chan struct{}
+	once   sync.Once
+	gone   chan struct{} // closed when the resource is no longer served
+}
+
+// New makes a Controller and registers its metrics.
+func New(o Options) (*Controller, error) {
+	switch {
+	case o.Dynamic == nil || o.Discovery == nil || o.Client == nil:
+		return nil, errors.New("mirrors: clients are missing")
+	case o.Namespace == "" || o.Name == "":
+		return nil, errors.New("mirrors: the ConfigMap has no name")
+	}
+	if o.Delivery == "" {
+		o.Delivery = Auto
+	}
+	if len(o.Pools) == 0 {
+		o.Pools = []string{"master", "worker"}
+	}
+	if o.MaxDisruption == mirrors.DisruptionNone {
+		o.MaxDisruption = mirrors.DisruptionReload
+	}
+	if o.Quiet <= 0 {
+		o.Quiet = DefaultQuiet
+	}
+	if o.MaxDelay <= 0 {
+		o.MaxDelay = DefaultMaxDelay
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	if o.Recorder == nil {
+		o.Recorder = &record.FakeRecorder{}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	m, err := newMetrics(o.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	return &Controller{
+		Options: o, metrics: m,
+		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		watching:  map[schema.GroupVersionResource]*watched{},
+		announced: map[objectID]string{},
+	}, nil
+}
+
+// NeedLeaderElection tells controller-runtime's manager that one replica writes.
+func (c *Controller) NeedLeaderElection() bool { return true }
+
+// Start runs the controller until ctx ends; its error is always nil. Failures
+// of the API server are retried and reported in the status.
+func (c *Controller) Start(ctx context.Context) error {
+	defer func() {
+		for r := range c.watching {
+			c.unwatch(r)
+		}
+	}()
+	for {
+		wait := c.once(ctx)
+		timer := c.Clock.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+		case <-c.wake:
+		case <-timer.C():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+func nudge(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// once looks at the cluster, writes what has changed, and tells how long to
+// wait for something to happen before looking again.
+func (c *Controller) once(ctx context.Context) time.Duration {
+	now := c.Clock.Now()
+	c.dropGone()
+	if c.probed.IsZero() || now.Sub(c.probed) >= probeInterval {
+		c.probe(ctx)
+		c.probed = now
+	}
+	wait := probeInterval - now.Sub(c.probed)
+	select {
+	case <-c.changed:
+		if c.dirtySince.IsZero() {
+			c.dirtySince = now
+		}
+		c.dirtyLast = now
+	default:
+	}
+	if !c.ready() {
+		return wait
+	}
+	if !c.dirtySince.IsZero() || c.plan == nil {
+		if due := c.due(now); due > 0 {
+			return min(wait, due)
+		}
+		c.merge()
+	}
+	if left := c.retryAt.Sub(now); left > 0 {
+		return min(wait, left)
+	}
+	if c.checked.IsZero() || now.Sub(c.checked) >= checkInterval {
+		if err := c.write(ctx, now); err != nil {
+			c.retry = min(max(2*c.retry, retryInterval), retryMax)
+			c.retryAt = now.Add(c.retry)
+			c.metrics.writes.WithLabelValues("failed").Inc()
+			c.Log.Warn("cannot write the mirror configuration", "configmap", c.Namespace+"/"+c.Name, "err", err, "again in", c.retry)
+			return min(wait, c.retry)
+		}
+		c.retry, c.retryAt, c.checked = 0, time.Time{}, now
+	}
+	return min(wait, checkInterval-now.Sub(c.checked))
+}
+
+// due tells how long to wait for objects to stand still.
+func (c *Controller) due(now time.Time) time.Duration {
+	if c.dirtySince.IsZero() {
+		return 0
+	}
+	quiet := c.Quiet - now.Sub(c.dirtyLast)
+	if most := c.MaxDelay - now.Sub(c.dirtySince); quiet > most {
+		return most
+	}
+	return quiet
+}
+
+// ready tells whether a first look has told which kinds are served, and all of
+// them have been listed.
+func (c *Controller) ready() bool {
+	if !c.status.Probed {
+		return false
+	}
+	for _, w := range c.watching {
+		if !w.synced() {
+			return false
+		}
+	}
+	return true
+}
+
+// merge recomputes the plan from full lists.
+func (c *Controller) merge() {
+	var objects []mirrors.Object
+	for _, w := range c.watching {
+		for _, item := range w.store.List() {
+			u, ok := item.(*unstructured.Unstructured)
+			if !ok {
+				continue
+			}
+			if o, ok := mirrors.FromMap(u.Object); ok {
+				objects = append(objects, o)
+			}
+		}
+	}
+	start := c.Clock.Now()
+	plan, err := Make(Facts{
+		Objects: objects, Protected: c.Protected, Delivery: c.Delivery, MachineConfigOperator: c.operator, Policy: c.Policy,
+	})
+	if err != nil {
+		c.Log.Error("cannot merge the mirror objects", "err", err)
+		return
+	}
+	c.metrics.merges.Observe(c.Clock.Since(start).Seconds())
+	c.metrics.describe(plan)
+	c.dirtySince, c.dirtyLast = time.Time{}, time.Time{}
+	c.plan, c.checked, c.retryAt = &plan, time.Time{}, time.Time{}
+	c.announce(plan)
+}
+
+// write brings the cluster to the plan. What is equal is not written.
+func (c *Controller) write(ctx context.Context, now time.Time) error {
+	if c.plan == nil {
+		return nil
+	}
+	var failures []error
+	if c.plan.Data != nil {
+		failures = append(failures, c.store(ctx, c.Name, c.plan.Data))
+	}
+	held, err := c.deliver(ctx)
+	failures = append(failures, err)
+	c.describe(now, held, errors.Join(failures...))
+	text, err := c.status.encode()
+	if err != nil {
+		return errors.Join(append(failures, err)...)
+	}
+	if text != c.storedStatus {
+		err := c.store(ctx, c.Name+"-status", map[string]string{"status": text})
+		if err == nil {
+			c.storedStatus = text
+		}
+		failures = append(failures, err)
+	}
+	return errors.Join(failures...)
+}
+
+// store creates or updates a ConfigMap when its data differ.
+func (c *Controller) store(ctx context.Context, name string, data map[string]string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	client := c.Client.CoreV1().ConfigMaps(c.Namespace)
+	current, err := client.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = client.Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: c.Namespace, Name: name,
+				Labels: map[string]string{"app.kubernetes.io/name": "archkeeper", "app.kubernetes.io/managed-by": "archkeeper"},
+			},
+			Data: data,
+		}, metav1.CreateOptions{FieldManager: FieldManager})
+		if err != nil {
+			return fmt.Errorf("create ConfigMap %s: %w", name, err)
+		}
+		c.metrics.writes.WithLabelValues("created").Inc()
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read ConfigMap %s: %w", name, err)
+	}
+	if maps.Equal(current.Data, data) && len(current.BinaryData) == 0 {
+		return nil
+	}
+	updated := current.DeepCopy()
+	updated.Data, updated.BinaryData = data, nil
+	if _, err := client.Update(ctx, updated, metav1.UpdateOptions{FieldManager: FieldManager}); err != nil {
+		return fmt.Errorf("update ConfigMap %s: %w", name, err)
+	}
+	c.metrics.writes.WithLabelValues("updated").Inc()
+	return nil
+}
+
+// announce sends one event for each transition of an object.
+func (c *Controller) announce(plan Plan) {
+	seen := map[objectID]bool{}
+	for _, o := range plan.Objects {
+		id := objectID{o.Kind, o.Name}
+		seen[id] = true
+		problems := slices.Concat(o.Rejected, o.Conflicts)
+		text := fmt.Sprint(problems)
+		before, known := c.announced[id]
+		c.announced[id] = text
+		if before == text || !known && len(problems) == 0 {
+			continue
+		}
+		about := &corev1.ObjectReference{APIVersion: apiVersion(o.Kind), Kind: o.Kind, Name: o.Name}
+		switch {
+		case len(o.Rejected) > 0:
+			c.Recorder.Eventf(about, corev1.EventTypeWarning, "PartsRejected", "%s", summary(problems))
+		case len(o.Conflicts) > 0:
+			c.Recorder.Eventf(about, corev1.EventTypeWarning, "PolicyConflict", "%s", summary(problems))
+		default:
+			c.Recorder.Event(about, corev1.EventTypeNormal, "Accepted", "every part is accepted now")
+		}
+	}
+	for id := range c.announced {
+		if !seen[id] {
+			delete(c.announced, id)
+		}
+	}
+}
+
+// summary gives the first problem and how many follow: an event is short.
+func summary(problems []string) string {
+	if len(problems) == 1 {
+		return problems[0]
+	}
+	return fmt.Sprintf("%s (and %d more)", problems[0], len(problems)-1)
+}
+
+func apiVersion(kind string) string {
+	if kind == mirrors.KindContentSourcePolicy {
+		return contentGV.String()
+	}
+	return configGV.String()
+}
+
+// probe asks which of the kinds are served and follows the new ones.
+func (c *Controller) probe(ctx context.Context) {
+	served := map[schema.GroupVersionResource]bool{}
+	for _, gv := range []schema.GroupVersion{configGV, contentGV, machineGV} {
+		list, err := c.Discovery.ServerResourcesForGroupVersion(gv.String())
+		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+			continue
+		}
+		if err != nil {
+			c.Log.Warn("discovery failed", "group", gv.String(), "err", err)
+			return // what is known stays
+		}
+		for _, r := range list.APIResources {
+			served[gv.WithResource(r.Name)] = true
+		}
+	}
+	for _, r := range followed() {
+		switch {
+		case served[r] && c.watching[r] == nil:
+			c.watch(ctx, r)
+		case !served[r] && c.watching[r] != nil:
+			c.unwatch(r)
+			c.Log.Info("no longer served", "resource", r.GroupResource().String())
+			nudge(c.changed)
+		}
+	}
+	if operator := served[machineGV.WithResource("machineconfigpools")]; operator != c.operator {
+		c.operator = operator
+		nudge(c.changed)
+	}
+	c.status.Probed = true
+	if len(c.watching) == 0 && !c.idleSaid {
+		c.Log.Info("the cluster serves no mirror objects: nothing to merge", "look again every", probeInterval)
+	}
+	c.idleSaid = len(c.watching) == 0
+}
+
+// watch follows a resource: all of its objects, or Image/cluster alone.
+func (c *Controller) watch(ctx context.Context, r schema.GroupVersionResource) {
+	informer := dynamicinformer.NewFilteredDynamicInformer(c.Dynamic, r, "", 0, cache.Indexers{}, func(o *metav1.ListOptions) {
+		if r == images {
+			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", imageName).String()
+		}
+	}).Informer()
+	ctx, cancel := context.WithCancel(ctx)
+	w := &watched{store: informer.GetStore(), synced: informer.HasSynced, stop: cancel, done: make(chan struct{}), gone: make(chan struct{})}
+	changed := func() { nudge(c.changed); nudge(c.wake) }
+	_, handlerErr := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { changed() }, DeleteFunc: func(any) { changed() },
+		UpdateFunc: func(before, after any) {
+			if generation(before) != generation(after) {
+				changed()
+			}
+		},
+	})
+	watchErr := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
+		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+			w.once.Do(func() { close(w.gone) })
+			nudge(c.wake)
+			return
+		}
+		cache.DefaultWatchErrorHandler(ctx, reflector, err)
+	})
+	transformErr := informer.SetTransform(slim)
+	if err := errors.Join(handlerErr, watchErr, transformErr); err != nil {
+		cancel()
+		c.Log.Error("cannot follow a resource", "resource", r.GroupResource().String(), "err", err)
+		return
+	}
+	c.watching[r] = w
+	go func() {
+		defer close(w.done)
+		informer.RunWithContext(ctx)
+	}()
+	go func() {
+		cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
+		changed()
+	}()
+	c.Log.Info("following", "resource", r.GroupResource().String())
+}
+
+// slim drops what is large and never read.
+func slim(obj any) (any, error) {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		u.SetManagedFields(nil)
+		unstructured.RemoveNestedField(u.Object, "status")
+		annotations := u.GetAnnotations()
+		delete(annotations, corev1.LastAppliedConfigAnnotation)
+		u.SetAnnotations(annotations)
+	}
+	return obj, nil
+}
+
+// generation counts changes of a spec: edits of metadata and status do not
+// matter here. Without one, every change counts.
+func generation(obj any) string {
+	u, ok := obj.(*unstructured.Unstructured)
+	if !ok {
+		return ""
+	}
+	if u.GetGeneration() == 0 {
+		return u.GetResourceVersion()
+	}
+	return fmt.Sprint(u.GetUID(), "/", u.GetGeneration())
+}
+
+func (c *Controller) unwatch(r schema.GroupVersionResource) {
+	w := c.watching[r]
+	delete(c.watching, r)
+	w.stop()
+	<-w.done
+}
+
+// dropGone stops the watches of resources that are no longer served.
+func (c *Controller) dropGone() {
+	for r, w := range c.watching {
+		select {
+		case <-w.gone:
+			c.unwatch(r)
+			c.Log.Info("no longer served", "resource", r.GroupResource().String())
+			nudge(c.changed)
+		default:
+		}
+	}
+}
