@@ -17,6 +17,7 @@ func newCheckCommand(std streams) *cobra.Command {
 		require []string
 		paths   []string
 	)
+	formats := []report.Format{report.Table, report.Wide, report.JSON, report.YAML, report.Name}
 	cmd := &cobra.Command{
 		Use:   "check --require PLATFORM[,PLATFORM...] (IMAGE... | -f FILE|DIR|-)",
 		Short: "Fail when images do not run on required platforms",
@@ -49,7 +50,7 @@ nowhere; 3 an image could not be determined (2 wins over 3).`,
   archkeeper check --require linux/s390x -f deploy/ -o name`,
 		GroupID: groupAsk,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			format, err := report.ParseFormat(ask.output, report.Table, report.Wide, report.JSON, report.YAML, report.Name)
+			format, err := report.ParseFormat(ask.output, formats...)
 			if err != nil {
 				return err
 			}
@@ -74,9 +75,14 @@ nowhere; 3 an image could not be determined (2 wins over 3).`,
 		},
 	}
 	ask.add(cmd, "table, wide, json, yaml or name (those that do not meet a requirement)")
+	ask.complete(cmd, formats...)
 	cmd.Flags().StringSliceVar(&require, "require", nil, "`PLATFORM` on which every image must run, os/architecture[/variant]; may be repeated or a list")
 	cmd.Flags().StringArrayVarP(&paths, "filename", "f", nil, "`PATH` of manifests: a file, a folder, or - for standard input; may be repeated")
-	if err := cmd.MarkFlagRequired("require"); err != nil {
+	platforms := []string{"linux/amd64", "linux/arm64", "linux/ppc64le", "linux/s390x", "windows/amd64"}
+	if err := errors.Join(
+		cmd.MarkFlagRequired("require"),
+		cmd.RegisterFlagCompletionFunc("require", cobra.FixedCompletions(platforms, cobra.ShellCompDirectiveNoFileComp)),
+	); err != nil {
 		panic(err) // the flag is defined above
 	}
 	return cmd

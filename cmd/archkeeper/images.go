@@ -23,6 +23,7 @@ func newImagesCommand(std streams) *cobra.Command {
 		allNamespaces bool
 		kubeconfig    string
 	)
+	formats := []report.Format{report.Table, report.Wide, report.JSON, report.YAML, report.Name, report.CSV}
 	cmd := &cobra.Command{
 		Use:   "images (-A | -n NAMESPACE | -f FILE|DIR|-)",
 		Short: "List the images of a cluster or of manifests, and where they run",
@@ -49,7 +50,7 @@ cannot be read; 3 at least one image has an error.`,
 		GroupID: groupAsk,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			format, err := report.ParseFormat(ask.output, report.Table, report.Wide, report.JSON, report.YAML, report.Name, report.CSV)
+			format, err := report.ParseFormat(ask.output, formats...)
 			if err != nil {
 				return err
 			}
@@ -68,6 +69,7 @@ cannot be read; 3 at least one image has an error.`,
 		},
 	}
 	ask.add(cmd, "table, wide, json, yaml, name or csv")
+	ask.complete(cmd, formats...)
 	cmd.Flags().StringArrayVarP(&paths, "filename", "f", nil, "`PATH` of manifests: a file, a folder, or - for standard input; may be repeated")
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "`NAMESPACE` of the cluster")
 	cmd.Flags().BoolVarP(&allNamespaces, "all-namespaces", "A", false, "all namespaces of the cluster")

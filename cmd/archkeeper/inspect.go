@@ -32,6 +32,17 @@ func (f *askFlags) add(cmd *cobra.Command, formats string) {
 	flags.BoolVar(&f.verbose, "verbose", false, "log to stderr what messages leave out")
 }
 
+// complete lets a shell complete the formats of -o.
+func (f *askFlags) complete(cmd *cobra.Command, formats ...report.Format) {
+	names := make([]string, len(formats))
+	for i, format := range formats {
+		names[i] = string(format)
+	}
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag is defined in add
+	}
+}
+
 func (f *askFlags) log(std streams) *slog.Logger {
 	if !f.verbose {
 		return slog.New(slog.DiscardHandler)
@@ -71,6 +82,7 @@ func (f *askFlags) print(std streams, format report.Format, rows []report.Row) e
 
 func newInspectCommand(std streams) *cobra.Command {
 	var ask askFlags
+	formats := []report.Format{report.Table, report.Wide, report.JSON, report.YAML, report.Name}
 	cmd := &cobra.Command{
 		Use:   "inspect IMAGE...",
 		Short: "Tell which platforms images run on",
@@ -104,7 +116,7 @@ broken; 3 at least one image has an error.`,
 		GroupID: groupAsk,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			format, err := report.ParseFormat(ask.output, report.Table, report.Wide, report.JSON, report.YAML, report.Name)
+			format, err := report.ParseFormat(ask.output, formats...)
 			if err != nil {
 				return err
 			}
@@ -119,5 +131,6 @@ broken; 3 at least one image has an error.`,
 		},
 	}
 	ask.add(cmd, "table, wide, json, yaml or name (canonical references)")
+	ask.complete(cmd, formats...)
 	return cmd
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -137,6 +138,9 @@ func ParseRequirement(lists []string) ([]platform.Platform, error) {
 				required = append(required, p)
 			}
 		}
+	}
+	if len(required) == 0 {
+		return nil, errors.New("no platform is required: name at least one, such as linux/arm64")
 	}
 	return required, nil
 }

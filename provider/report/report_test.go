@@ -75,6 +75,9 @@ func TestParseRequirement(t *testing.T) {
 			t.Errorf("%q is read as %v", text, got)
 		}
 	}
+	if got, err := report.ParseRequirement(nil); err == nil {
+		t.Errorf("nothing is read as %v", got)
+	}
 	if got, err := report.ParseRequirement([]string{"linux/amd64,linux/x86_64", "linux/amd64"}); err != nil || len(got) != 1 {
 		t.Errorf("got %v, %v", got, err)
 	}
