@@ -581,7 +581,14 @@ func TestHostileServers(t *testing.T) {
 		}), "protocol version"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := mustNew(t, Config{CAFiles: []string{ca}, TLSHandshakeTimeout: 200 * time.Millisecond, ResponseHeaderTimeout: 200 * time.Millisecond})
+			config := Config{CAFiles: []string{ca}}
+			switch test.want { // the others get the time that a busy machine needs
+			case "TLS handshake timeout":
+				config.TLSHandshakeTimeout = 200 * time.Millisecond
+			case "timeout awaiting response headers":
+				config.ResponseHeaderTimeout = 200 * time.Millisecond
+			}
+			r := mustNew(t, config)
 			_, _, err := get(t, r, test.host, false, "https://"+test.host+"/")
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error is %v, want %q", err, test.want)
@@ -686,4 +693,19 @@ func FuzzDirectory(f *testing.F) {
 			t.Errorf("directory(%q) = %q", host, got)
 		}
 	})
+}
+
+func TestAPlainHTTPRegistryMayLeadToPlainHTTP(t *testing.T) {
+	blobs := httptest.NewServer(says("blob"))
+	t.Cleanup(blobs.Close)
+	front := httptest.NewServer(http.RedirectHandler(blobs.URL, http.StatusTemporaryRedirect))
+	t.Cleanup(front.Close)
+	host := front.Listener.Addr().String()
+	if _, body, err := get(t, mustNew(t, Config{PlainHTTPHosts: []string{host}}), host, false, front.URL); err != nil || body != "blob" {
+		t.Errorf("got %q, %v", body, err)
+	}
+	var blocked *BlockedAddressError
+	if _, _, err := get(t, mustNew(t, Config{PlainHTTPHosts: []string{host}, DenyPrivate: true}), host, false, front.URL); !errors.As(err, &blocked) || blocked.Reason != "loopback address" {
+		t.Errorf("the address that it leads to is not judged: %v", err)
+	}
 }
