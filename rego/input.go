@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -213,4 +214,18 @@ func Queries(namespace string, spec *corev1.PodSpec) ([]provider.Query, error) {
 		queries[i] = provider.Query{Image: ref, Scope: scope, Revalidate: always[ref]}
 	}
 	return queries, nil
+}
+
+// Pin offers, for each known image without a digest, the reference by digest that
+// may stand in the pod, where may agrees to its canonical reference. An image that
+// a mirror answered is left alone: by digest it might be looked for elsewhere.
+func Pin(images map[string]Image, answers []provider.Answer, may func(reference string) bool) {
+	for _, a := range answers {
+		image, ok := images[a.Image]
+		if !ok || image.Status != StatusKnown || a.Digest == "" || a.Mirror != "" || strings.Contains(a.Reference, "@") || !may(a.Reference) {
+			continue
+		}
+		image.Pinned = a.Reference + "@" + a.Digest
+		images[a.Image] = image
+	}
 }
