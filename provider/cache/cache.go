@@ -100,6 +100,9 @@ type Options struct {
 	// Store makes restarts warm; nil for none. What is kept goes there too,
 	// except tag answers that need credentials: their keys die with the process.
 	Store *Store
+	// Shared is a tier that replicas share; nil for none. It is given what
+	// everybody may know, and asked by SharedTag and SharedFacts alone.
+	Shared *Shared
 }
 
 // DefaultMaxBytes of a Cache.
@@ -112,6 +115,7 @@ type Cache struct {
 	hints  *table[struct{}]
 	shapes shapes
 	store  *Store
+	shared *Shared
 }
 
 // New makes a Cache, with what its store holds.
@@ -122,6 +126,7 @@ func New(o Options) *Cache {
 	share := func(percent int64) int64 { return o.MaxBytes / 100 * percent }
 	c := &Cache{
 		store:  o.Store,
+		shared: o.Shared,
 		tags:   newTable(share(40), tagCost),
 		facts:  newTable(share(48), factsCost),
 		hints:  newTable(share(12), func(struct{}) int64 { return 0 }),
@@ -194,8 +199,14 @@ func (c *Cache) PutTag(k Key, t Tag) {
 		e.err = &failure{err: t.Err, until: t.Until.UnixMilli()}
 	}
 	c.tags.put(k, e)
-	if c.store != nil && e.public && e.err == nil {
+	if !e.public || e.err != nil {
+		return
+	}
+	if c.store != nil {
 		c.store.write(recordTag, k, appendTag(make([]byte, checksumSize, checksumSize+tagPayload), e))
+	}
+	if c.shared != nil {
+		c.shared.put(recordTag, k, appendTag(make([]byte, checksumSize, checksumSize+tagPayload), e))
 	}
 }
 
@@ -210,8 +221,14 @@ func (c *Cache) PutFacts(k Key, f *Facts) *Facts {
 	if old, ok := c.facts.get(k); ok && old.Public {
 		kept.Public = true
 	}
-	if c.facts.put(k, &kept) && c.store != nil {
+	if !c.facts.put(k, &kept) {
+		return &kept // too large to be kept anywhere
+	}
+	if c.store != nil {
 		c.store.write(recordFacts, k, appendFacts(make([]byte, checksumSize, 256), &kept, c.store.clock.Now()))
+	}
+	if c.shared != nil && kept.Public {
+		c.shared.put(recordFacts, k, appendFacts(make([]byte, checksumSize, 256), &kept, c.shared.clock.Now()))
 	}
 	return &kept
 }

@@ -1,0 +1,196 @@
+package cache_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/archkeeper/archkeeper/provider"
+	"github.com/archkeeper/archkeeper/provider/cache"
+)
+
+// startRedis gives the address of a server: Valkey or Redis where one is
+// installed, else one in this process that speaks the same.
+func startRedis(t *testing.T) (address string, stop func()) {
+	t.Helper()
+	for _, name := range []string{"valkey-server", "redis-server"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		address := l.Addr().String()
+		_, port, err := net.SplitHostPort(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = l.Close()
+		server := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()) //nolint:gosec // G204: found by name
+		if err := server.Start(); err != nil {
+			t.Fatal(err)
+		}
+		stop := sync.OnceFunc(func() { _ = server.Process.Kill(); _ = server.Wait() })
+		t.Cleanup(stop)
+		client := redis.NewClient(&redis.Options{Addr: address})
+		defer client.Close() //nolint:errcheck // of a test
+		for deadline := time.Now().Add(10 * time.Second); client.Ping(t.Context()).Err() != nil; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s does not answer", name)
+			}
+		}
+		t.Logf("the shared tier is %s", name)
+		return address, stop
+	}
+	server := miniredis.RunT(t)
+	t.Log("the shared tier is miniredis")
+	return server.Addr(), sync.OnceFunc(server.Close)
+}
+
+func openShared(t *testing.T, address string, log *bytes.Buffer) *cache.Shared {
+	t.Helper()
+	s, err := cache.OpenShared(cache.SharedOptions{URL: "redis://" + address + "/0", Timeout: time.Second, Log: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestReplicasShareWhatEverybodyMayKnow(t *testing.T) {
+	address, _ := startRedis(t)
+	var log bytes.Buffer
+	ctx, now := t.Context(), time.Now().Truncate(time.Millisecond)
+	first := openShared(t, address, &log)
+	one := cache.New(cache.Options{Shared: first})
+	public := &cache.Facts{Digest: digestOf("1"), Kind: provider.KindIndex, Platforms: []string{"linux/amd64"}, Architectures: []string{"amd64"}, Public: true}
+	private := &cache.Facts{Digest: digestOf("2"), Kind: provider.KindIndex, Platforms: []string{"linux/s390x"}, Architectures: []string{"s390x"}}
+	one.PutFacts(cache.KeyOf("facts", "public"), public)
+	one.PutFacts(cache.KeyOf("facts", "private"), private)
+	one.PutTag(cache.KeyOf("public"), cache.Tag{Facts: cache.KeyOf("facts", "public"), Checked: now, Credential: -1, Public: true})
+	one.PutTag(cache.KeyOf("private"), cache.Tag{Facts: cache.KeyOf("facts", "private"), Checked: now})
+	one.PutTag(cache.KeyOf("failed"), cache.Tag{Err: provider.Errorf(provider.ClassNotFound, "none"), Until: now.Add(time.Hour), Public: true})
+	if err := first.Close(); err != nil { // writes what waits
+		t.Fatal(err)
+	}
+
+	two := cache.New(cache.Options{Shared: openShared(t, address, &log)})
+	tag, facts, ok := two.SharedTag(ctx, cache.KeyOf("public"))
+	if !ok || !tag.Checked.Equal(now) || !tag.Public || tag.Credential != -1 || facts.Digest != public.Digest || facts.Platforms[0] != "linux/amd64" {
+		t.Fatalf("got %+v, %+v, %v", tag, facts, ok)
+	}
+	if _, ok := two.Tag(cache.KeyOf("public"), now); !ok {
+		t.Error("the answer was not kept here")
+	}
+	for _, key := range []string{"private", "failed", "never put"} {
+		if _, _, ok := two.SharedTag(ctx, cache.KeyOf(key)); ok {
+			t.Errorf("%s was shared", key)
+		}
+	}
+	if _, ok := two.SharedFacts(ctx, cache.KeyOf("facts", "private")); ok {
+		t.Error("private facts were shared")
+	}
+	client := redis.NewClient(&redis.Options{Addr: address})
+	defer client.Close() //nolint:errcheck // of a test
+	keys, err := client.Keys(ctx, "*").Result()
+	if err != nil || len(keys) != 2 {
+		t.Fatalf("keys %v, %v", keys, err)
+	}
+	t.Run("a damaged record is none", func(t *testing.T) {
+		for _, key := range keys {
+			if err := client.Append(ctx, key, "x").Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		three := cache.New(cache.Options{Shared: openShared(t, address, &log)})
+		if _, _, ok := three.SharedTag(ctx, cache.KeyOf("public")); ok {
+			t.Error("it was believed")
+		}
+	})
+	t.Run("a record under another's key is none", func(t *testing.T) {
+		for _, key := range keys {
+			if strings.HasPrefix(key, "archkeeper:1:t:") {
+				record, err := client.Get(ctx, key).Bytes()
+				if err != nil {
+					t.Fatal(err)
+				}
+				other := cache.KeyOf("other")
+				if err := client.Set(ctx, fmt.Sprintf("archkeeper:1:t:%x", other[:]), record, 0).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if _, _, ok := two.SharedTag(ctx, cache.KeyOf("other")); ok {
+			t.Error("it was believed")
+		}
+	})
+	if log.Len() > 0 {
+		t.Errorf("log: %s", &log)
+	}
+}
+
+func TestAnOutageOfTheSharedTierCostsOnlyHits(t *testing.T) {
+	address, stop := startRedis(t)
+	var log bytes.Buffer
+	s := openShared(t, address, &log)
+	c := cache.New(cache.Options{Shared: s})
+	if _, _, ok := c.SharedTag(t.Context(), cache.KeyOf("k")); ok {
+		t.Fatal("found")
+	}
+	stop()
+	for range 100 {
+		if _, _, ok := c.SharedTag(t.Context(), cache.KeyOf("k")); ok {
+			t.Fatal("found")
+		}
+	}
+	now := time.Now()
+	fill(c, 10_000, now) // more than the queue holds; must not wait
+	if _, ok := c.Tag(tagKey(0), now); !ok {
+		t.Error("the local cache forgot")
+	}
+	if lines := strings.Count(log.String(), "\n"); lines != 1 {
+		t.Errorf("%d lines in the log, want one:\n%s", lines, &log)
+	}
+}
+
+func TestASharedTierThatStallsIsNotWaitedFor(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close() //nolint:errcheck // of a test
+	s, err := cache.OpenShared(cache.SharedOptions{URL: "redis://" + silent.Addr().String(), Timeout: 20 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close() //nolint:errcheck // of a test
+	c := cache.New(cache.Options{Shared: s})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	for range 1000 {
+		c.SharedTag(ctx, cache.KeyOf("k"))
+	}
+	if ctx.Err() != nil {
+		t.Error("a thousand questions took five seconds")
+	}
+}
+
+func TestTheSharedTiersAddress(t *testing.T) {
+	for _, address := range []string{"", "localhost:6379", "http://localhost", "redis://user:secret@host:port/0"} {
+		if _, err := cache.OpenShared(cache.SharedOptions{URL: address}); err == nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+}
