@@ -170,10 +170,16 @@ provider knows of images. Each folder is a room with its policy, samples, expect
 		}
 	}
 	out.WriteString(`
+## Beside the rooms
+
+- [expansion](expansion): judge a Deployment by the pods that it would make.
+- [native](native): the scheduling gate without Gatekeeper, and what can be done natively and what cannot.
+
 ## For authors
 
-` + "`make generate`" + ` renders templates and pages from each room's sources and ` + "`make test-policy`" + ` runs every suite
-through Gatekeeper's own code.
+` + "`make new-policy NAME=my-rule`" + ` makes a constraint that passes its own suite, to be changed from there;
+[Write your own constraint](../docs/write-a-constraint.md) shows how in ten minutes. ` + "`make generate`" + ` renders templates
+and pages from each room's sources, and ` + "`make test-policy`" + ` runs every suite through Gatekeeper's own code.
 `)
 	return out.Bytes()
 }
