@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -50,6 +51,9 @@ func exitWith(status int) error {
 }
 
 func main() {
+	// net/http writes to the standard logger what a registry sent out of turn.
+	// Here stderr is for the user, and services have a logger of their own.
+	log.SetOutput(io.Discard)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	status := run(ctx, os.Args, streams{in: os.Stdin, out: os.Stdout, err: os.Stderr})
 	stop()
@@ -111,6 +115,7 @@ met; 3 undetermined, because a registry did not give an answer.`,
 		newProviderCommand(std),
 		newImportModeCommand(std),
 		newVersionCommand(std),
+		newDocsCommand(),
 	)
 	return root
 }
