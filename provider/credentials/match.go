@@ -113,12 +113,9 @@ func (t target) onHub() bool {
 // serve when nothing else matched. Repeated secrets are given once.
 func selectFor(name string, entries []entry) []Credential {
 	image, err := parseTarget(name)
-	if err != nil {
-		return nil
-	}
 	var matched []entry
 	for _, candidate := range entries {
-		if candidate.pattern.matches(image) {
+		if err == nil && candidate.pattern.matches(image) {
 			matched = append(matched, candidate)
 		}
 	}
