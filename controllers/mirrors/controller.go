@@ -74,8 +74,8 @@ type Options struct {
 	Client    kubernetes.Interface
 	// Namespace and Name of the ConfigMap; that of the status is Name-status.
 	Namespace, Name string
-	// Delivery; default Auto.
-	Delivery Delivery
+	// Delivery; default DeliveryAuto.
+	Delivery mirrors.Delivery
 	// Pools of nodes that get a MachineConfig; default master and worker.
 	Pools []string
 	// MaxDisruption is the worst that a MachineConfig may do to nodes; default
@@ -138,7 +138,7 @@ func New(o Options) (*Controller, error) {
 		return nil, errors.New("mirrors: the ConfigMap has no name")
 	}
 	if o.Delivery == "" {
-		o.Delivery = Auto
+		o.Delivery = mirrors.DeliveryAuto
 	}
 	if len(o.Pools) == 0 {
 		o.Pools = []string{"master", "worker"}

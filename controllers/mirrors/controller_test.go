@@ -188,7 +188,7 @@ func TestTheConfigMapFollowsTheObjects(t *testing.T) {
 	c := newCluster(t, all(), nil, set("a", 1, "s.io", "m.io"))
 	c.settle()
 	cm := c.configMap("mirrors")
-	if cm == nil || !strings.Contains(cm.Data[KeyConf], `location = "m.io"`) || cm.Data[KeyDelivery] != "nodes" || len(cm.Data[KeySHA256]) != 64 {
+	if cm == nil || !strings.Contains(cm.Data[mirrors.KeyConf], `location = "m.io"`) || cm.Data[mirrors.KeyDelivery] != "nodes" || len(cm.Data[mirrors.KeySHA256]) != 64 {
 		t.Fatalf("%+v", cm)
 	}
 	c.apply(digestSets, set("b", 1, "t.io", "n.io", "bad..io"))
@@ -196,8 +196,8 @@ func TestTheConfigMapFollowsTheObjects(t *testing.T) {
 	c.once(t.Context()) // notices
 	c.clock.Step(DefaultQuiet)
 	c.once(t.Context()) // writes
-	if cm := c.configMap("mirrors"); !strings.Contains(cm.Data[KeyConf], `location = "n.io"`) {
-		t.Errorf("%s", cm.Data[KeyConf])
+	if cm := c.configMap("mirrors"); !strings.Contains(cm.Data[mirrors.KeyConf], `location = "n.io"`) {
+		t.Errorf("%s", cm.Data[mirrors.KeyConf])
 	}
 	st := c.state()
 	if meta.IsStatusConditionTrue(st.Conditions, Accepted) || !meta.IsStatusConditionTrue(st.Conditions, Stored) {
@@ -247,8 +247,8 @@ func TestABurstOf500EditsNeedsAtMost5Writes(t *testing.T) {
 	if got := c.writes("mirrors") - before; got < 1 || got > 5 {
 		t.Errorf("%d writes", got)
 	}
-	if cm := c.configMap("mirrors"); !strings.Contains(cm.Data[KeyConf], `"m499.io"`) {
-		t.Errorf("the last edit is missing: %s", cm.Data[KeyConf])
+	if cm := c.configMap("mirrors"); !strings.Contains(cm.Data[mirrors.KeyConf], `"m499.io"`) {
+		t.Errorf("the last edit is missing: %s", cm.Data[mirrors.KeyConf])
 	}
 }
 
@@ -268,7 +268,7 @@ func TestADeletionIsReverted(t *testing.T) {
 	if diff := cmp.Diff(want, cm.Data); diff != "" {
 		t.Error(diff)
 	}
-	cm.Data[KeyConf] = "edited"
+	cm.Data[mirrors.KeyConf] = "edited"
 	if _, err := c.client.CoreV1().ConfigMaps("archkeeper").Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -286,27 +286,27 @@ func TestWatchesComeAndGoWithTheirCRDs(t *testing.T) {
 	if len(c.watching) != 0 {
 		t.Fatal("it follows what is not served")
 	}
-	if cm := c.configMap("mirrors"); cm == nil || cm.Data[KeyConf] != "" {
+	if cm := c.configMap("mirrors"); cm == nil || cm.Data[mirrors.KeyConf] != "" {
 		t.Errorf("%+v", cm)
 	}
 	c.serve(digestSets)
 	c.clock.Step(probeInterval)
 	c.settle()
-	if cm := c.configMap("mirrors"); !strings.Contains(cm.Data[KeyConf], "m.io") {
-		t.Errorf("%s", cm.Data[KeyConf])
+	if cm := c.configMap("mirrors"); !strings.Contains(cm.Data[mirrors.KeyConf], "m.io") {
+		t.Errorf("%s", cm.Data[mirrors.KeyConf])
 	}
 	c.serve()
 	c.clock.Step(probeInterval)
 	c.settle()
-	if cm := c.configMap("mirrors"); len(c.watching) != 0 || cm.Data[KeyConf] != "" {
-		t.Errorf("%d watches, %s", len(c.watching), cm.Data[KeyConf])
+	if cm := c.configMap("mirrors"); len(c.watching) != 0 || cm.Data[mirrors.KeyConf] != "" {
+		t.Errorf("%d watches, %s", len(c.watching), cm.Data[mirrors.KeyConf])
 	}
 }
 
 func TestOnClustersOfTheMachineConfigOperatorTheDefaultIsInspectorOnly(t *testing.T) {
 	c := newCluster(t, append(all(), machineGV.WithResource("machineconfigpools")), nil, set("a", 1, "s.io", "m.io"))
 	c.settle()
-	if cm := c.configMap("mirrors"); cm.Data[KeyDelivery] != "inspector" {
+	if cm := c.configMap("mirrors"); cm.Data[mirrors.KeyDelivery] != "inspector" {
 		t.Errorf("%v", cm.Data)
 	}
 	for _, a := range c.dynamic.Actions() {
@@ -351,7 +351,7 @@ func TestMachineConfigDelivery(t *testing.T) {
 			}}},
 		}}
 	}
-	asked := func(o *Options) { o.Delivery, o.Pools = MachineConfig, []string{"worker"} }
+	asked := func(o *Options) { o.Delivery, o.Pools = mirrors.DeliveryMachineConfig, []string{"worker"} }
 	changes := func(c *cluster) (n int) {
 		for _, a := range c.dynamic.Actions() {
 			if a.GetResource() == machineConfigs && a.GetVerb() != "get" {
@@ -370,7 +370,7 @@ func TestMachineConfigDelivery(t *testing.T) {
 	t.Run("a change within the allowed disruption is written", func(t *testing.T) {
 		c := newCluster(t, served, asked, set("a", 1, "s.io", "m.io"), policy("Reload"))
 		c.settle()
-		if got := ignitionFile(get(c), mirrors.DropInPath); string(got) != c.configMap("mirrors").Data[KeyConf] {
+		if got := ignitionFile(get(c), mirrors.DropInPath); string(got) != c.configMap("mirrors").Data[mirrors.KeyConf] {
 			t.Errorf("%s", got)
 		}
 		if n := changes(c); n != 1 {
@@ -401,7 +401,7 @@ func TestMachineConfigDelivery(t *testing.T) {
 		old := get(c)
 		old.SetAnnotations(map[string]string{"generated-by": "an older one"})
 		files := []any{map[string]any{"path": mirrors.DropInPath, "mode": int64(420), "contents": map[string]any{
-			"source": "data:text/plain;charset=utf-8;base64," + base64.StdEncoding.EncodeToString([]byte(c.configMap("mirrors").Data[KeyConf])),
+			"source": "data:text/plain;charset=utf-8;base64," + base64.StdEncoding.EncodeToString([]byte(c.configMap("mirrors").Data[mirrors.KeyConf])),
 		}}}
 		if err := unstructured.SetNestedSlice(old.Object, files, "spec", "config", "storage", "files"); err != nil {
 			t.Fatal(err)

@@ -29,7 +29,7 @@ func disruptionPolicy() schema.GroupVersionResource {
 // deliver brings the plan to the MachineConfigs, when that is asked for. It
 // tells which change is held because it does more to nodes than is allowed.
 func (c *Controller) deliver(ctx context.Context) (held string, err error) {
-	if c.plan.Delivery != MachineConfig || c.plan.Data == nil {
+	if c.plan.Delivery != mirrors.DeliveryMachineConfig || c.plan.Data == nil {
 		return "", nil
 	}
 	if !c.operator {
@@ -64,7 +64,7 @@ func (c *Controller) deliverTo(ctx context.Context, pool string, rule mirrors.Ru
 		return "", fmt.Errorf("read MachineConfig %s: %w", name, err)
 	}
 	exists := err == nil
-	conf, policy := []byte(c.plan.Data[KeyConf]), []byte(c.plan.Data[KeyPolicy])
+	conf, policy := []byte(c.plan.Data[mirrors.KeyConf]), []byte(c.plan.Data[mirrors.KeyPolicy])
 	wanted := len(conf)+len(policy) > 0
 	var oldConf, oldPolicy []byte
 	if exists {

@@ -11,37 +11,14 @@ import (
 	"github.com/archkeeper/archkeeper/provider/mirrors"
 )
 
-// Delivery says how far the merged file goes.
-type Delivery string
-
-// The deliveries. All of them write the ConfigMap.
-const (
-	// Auto is Inspector where the machine-config operator runs, else Nodes.
-	Auto Delivery = "auto"
-	// Inspector: the provider alone uses the file; node agents write nothing.
-	Inspector Delivery = "inspector"
-	// Nodes: node agents write it to their nodes.
-	Nodes Delivery = "nodes"
-	// MachineConfig: the machine-config operator brings it to the nodes.
-	MachineConfig Delivery = "machineconfig"
-)
-
 // ParseDelivery reads one of the deliveries.
-func ParseDelivery(text string) (Delivery, error) {
-	switch d := Delivery(text); d {
-	case Auto, Inspector, Nodes, MachineConfig:
+func ParseDelivery(text string) (mirrors.Delivery, error) {
+	switch d := mirrors.Delivery(text); d {
+	case mirrors.DeliveryAuto, mirrors.DeliveryInspector, mirrors.DeliveryNodes, mirrors.DeliveryMachineConfig:
 		return d, nil
 	}
 	return "", fmt.Errorf("delivery %q is none of auto, inspector, nodes, machineconfig", text)
 }
-
-// The keys of the ConfigMap.
-const (
-	KeyConf     = "registries.conf"
-	KeySHA256   = "sha256"   // of the bytes under KeyConf, in hexadecimal digits
-	KeyDelivery = "delivery" // inspector, nodes or machineconfig
-	KeyPolicy   = "policy.json"
-)
 
 // Limit is how many bytes a ConfigMap may hold; the API server takes 1 MiB with
 // everything around.
@@ -52,7 +29,7 @@ type Facts struct {
 	Objects []mirrors.Object
 	// Protected images stay reachable whatever is blocked.
 	Protected []imageref.Reference
-	Delivery  Delivery
+	Delivery  mirrors.Delivery
 	// MachineConfigOperator tells whether it runs on this cluster.
 	MachineConfigOperator bool
 	// Policy asks for policy.json too.
@@ -66,8 +43,8 @@ type Plan struct {
 	Data map[string]string
 	// Result of the merge.
 	Result *mirrors.Result
-	// Delivery in force, never Auto.
-	Delivery Delivery
+	// Delivery in force, never DeliveryAuto.
+	Delivery mirrors.Delivery
 	// Size of the data in bytes.
 	Size int
 	// Objects tells of each object what became of it.
@@ -91,22 +68,22 @@ type ObjectStatus struct {
 func Make(f Facts) (Plan, error) {
 	res := mirrors.Build(f.Objects, mirrors.Options{Protected: f.Protected})
 	p := Plan{Result: res, Delivery: f.Delivery, Objects: objectStatus(f.Objects, res)}
-	if p.Delivery == Auto || p.Delivery == "" {
-		p.Delivery = Nodes
+	if p.Delivery == mirrors.DeliveryAuto || p.Delivery == "" {
+		p.Delivery = mirrors.DeliveryNodes
 		if f.MachineConfigOperator {
-			p.Delivery = Inspector
+			p.Delivery = mirrors.DeliveryInspector
 		}
 	}
 	conf := res.RegistriesConf()
 	sum := sha256.Sum256(conf)
-	data := map[string]string{KeyConf: string(conf), KeySHA256: hex.EncodeToString(sum[:]), KeyDelivery: string(p.Delivery)}
+	data := map[string]string{mirrors.KeyConf: string(conf), mirrors.KeySHA256: hex.EncodeToString(sum[:]), mirrors.KeyDelivery: string(p.Delivery)}
 	if f.Policy {
 		policy, err := res.PolicyJSON()
 		if err != nil {
 			return Plan{}, fmt.Errorf("render policy.json: %w", err)
 		}
 		if policy != nil {
-			data[KeyPolicy] = string(policy)
+			data[mirrors.KeyPolicy] = string(policy)
 		}
 	}
 	for key, value := range data {

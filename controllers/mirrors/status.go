@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/archkeeper/archkeeper/provider/mirrors"
 )
 
 // Condition types of the status ConfigMap.
@@ -30,7 +32,7 @@ type Status struct {
 	// Probed is true once the API server has told what it serves.
 	Probed     bool               `json:"-"`
 	SHA256     string             `json:"sha256"`
-	Delivery   Delivery           `json:"delivery"`
+	Delivery   mirrors.Delivery   `json:"delivery"`
 	Conditions []metav1.Condition `json:"conditions"`
 	// Disruption is what the last change of a MachineConfig does to nodes.
 	Disruption string         `json:"disruption,omitempty"`
@@ -50,7 +52,7 @@ func (s Status) encode() (string, error) {
 // describe fills in the status.
 func (c *Controller) describe(now time.Time, held string, failure error) {
 	p, st := c.plan, &c.status
-	st.SHA256, st.Delivery = p.Data[KeySHA256], p.Delivery
+	st.SHA256, st.Delivery = p.Data[mirrors.KeySHA256], p.Delivery
 	set := func(kind string, is bool, reason, message string) {
 		status := metav1.ConditionFalse
 		if is {
@@ -80,7 +82,7 @@ func (c *Controller) describe(now time.Time, held string, failure error) {
 	switch {
 	case held != "":
 		set(Delivered, false, "DisruptionHeld", held)
-	case p.Delivery == Inspector && c.operator:
+	case p.Delivery == mirrors.DeliveryInspector && c.operator:
 		set(Delivered, true, "InspectorOnly", "the machine-config operator owns the nodes' files; inspection alone uses the mirrors")
 	default:
 		set(Delivered, true, "AsExpected", "")

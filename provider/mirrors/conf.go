@@ -381,3 +381,20 @@ func checkAliases(aliases map[string]string) error {
 	}
 	return nil
 }
+
+// WithoutMirrors writes the Config without any mirror, for runtimes that do not
+// know pull-from-mirror and would pull tags from mirrors by digest: search
+// registries and the insecure and blocked flags remain.
+func (c *Config) WithoutMirrors() []byte {
+	r := Result{Config: &Config{byPrefix: map[string]int{}, search: c.SearchRegistries()}}
+	for _, e := range c.Entries() {
+		e.Mirrors = nil
+		if !e.Insecure && !e.Blocked {
+			continue
+		}
+		r.Config.byPrefix[e.Prefix] = len(r.Config.entries)
+		r.Config.entries = append(r.Config.entries, e)
+		r.emission = append(r.emission, e.Prefix)
+	}
+	return r.RegistriesConf()
+}
