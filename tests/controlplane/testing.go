@@ -23,7 +23,8 @@ const (
 )
 
 // Main runs the tests of a package on one cluster of theirs and returns the
-// exit status for os.Exit. setup is called once, with the running cluster.
+// exit status for os.Exit. setup is called once, with the running cluster; its
+// context has no deadline, so that it may build a program.
 // When setup or a test fails, the logs are printed (setup) and kept (both).
 func Main(m *testing.M, o Options, setup func(ctx context.Context, c *Cluster) error) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -43,8 +44,8 @@ func Main(m *testing.M, o Options, setup func(ctx context.Context, c *Cluster) e
 		fmt.Fprintln(o.Log, err)
 		return 1
 	}
-	if err := setup(starting, c); err != nil {
-		fmt.Fprintf(o.Log, "setting up the tests' cluster: %v\n%s", err, c.Logs())
+	if err := setup(ctx, c); err != nil {
+		fmt.Fprintf(o.Log, "%ssetting up the tests' cluster: %v\n", c.Logs(), err)
 		c.end()
 		fmt.Fprintln(o.Log, "controlplane: state kept in", c.stateDir)
 		return 1
