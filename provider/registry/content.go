@@ -88,7 +88,11 @@ func (i *Inspector) lookupAs(ctx context.Context, f *flight, c *candidate, cred 
 		switch {
 		case err == nil && digest != "" && (asked == "" || asked == digest):
 			key := c.factsKey(digest)
-			if facts, ok := i.cache.Facts(key); ok {
+			facts, ok := i.cache.Facts(key)
+			if !ok {
+				facts, ok = i.cache.SharedFacts(ctx, key)
+			}
+			if ok {
 				state.setHead(headGood, i.clock.Now())
 				return i.public(key, facts, cred), key, nil
 			}

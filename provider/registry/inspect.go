@@ -32,8 +32,9 @@ const (
 
 // flight is one look-up that any number of callers wait for.
 type flight struct {
-	done   chan struct{}
-	result kept // valid once done is closed
+	done    chan struct{}
+	result  kept // valid once done is closed
+	confirm bool // a registry must be asked, whatever is known elsewhere
 	// wanted is set by the first caller who waits. Without it the look-up is a
 	// refresh that may be put off.
 	wanted atomic.Bool
@@ -93,25 +94,35 @@ func (i *Inspector) inspect(ctx context.Context, q provider.Query) (answer provi
 		i.metrics.lookups.WithLabelValues(string(err.Class)).Inc()
 		return answer
 	}
+	asked := i.clock.Now()
 	result, hit := i.recall(q, tg)
-	if !hit {
-		f := i.join(tg, true)
-		select {
-		case <-f.done:
-			result = f.result
-		case <-ctx.Done():
-			if f.over() {
-				result = f.result
-				break
-			}
-			late := f.waiting.Load()
-			if late == nil {
-				late = timeoutError(ctx, tg.candidates[0].registry, "asking about "+tg.candidates[0].describe()+"; the look-up goes on")
-			}
-			return i.answer(q, tg, kept{tag: cache.Tag{Err: late, Candidate: -1}})
-		}
+	if hit {
+		return i.answer(q, tg, result)
+	}
+	result = i.wait(ctx, tg, i.join(tg, true, q.Revalidate))
+	if q.Revalidate && result.facts != nil && tg.ref.Digest() == "" && result.tag.Checked.Before(asked) {
+		// It joined a look-up that was content with what is known.
+		result = i.wait(ctx, tg, i.join(tg, true, true))
 	}
 	return i.answer(q, tg, result)
+}
+
+// wait gives a flight's result, or at the end of ctx what it waits for itself.
+func (i *Inspector) wait(ctx context.Context, tg *target, f *flight) kept {
+	select {
+	case <-f.done:
+		return f.result
+	case <-ctx.Done():
+	}
+	if f.over() {
+		return f.result
+	}
+	late := f.waiting.Load()
+	if late == nil {
+		c := &tg.candidates[0]
+		late = timeoutError(ctx, c.registry, "asking about "+c.describe()+"; the look-up goes on")
+	}
+	return kept{tag: cache.Tag{Err: late, Candidate: -1}}
 }
 
 func (f *flight) over() bool {
@@ -137,12 +148,12 @@ func (i *Inspector) recall(q provider.Query, tg *target) (kept, bool) {
 	if facts, known := i.cache.Facts(tag.Facts); known && !confirm {
 		age := now.Sub(tag.Checked)
 		switch {
-		case byDigest && age < i.digestTTL(tg), !byDigest && age < i.options.TagTTL:
+		case i.fresh(tg, age):
 			i.metrics.lookups.WithLabelValues("hit").Inc()
 			return kept{tag, facts}, true
 		case !byDigest && age < i.options.TagTTL+i.options.MaxStale:
 			if tag.Err == nil {
-				i.join(tg, false)
+				i.join(tg, false, false)
 			}
 			i.metrics.lookups.WithLabelValues("stale").Inc()
 			return kept{tag, facts}, true
@@ -161,15 +172,20 @@ func (i *Inspector) recall(q provider.Query, tg *target) (kept, bool) {
 	return kept{}, false
 }
 
-func (i *Inspector) digestTTL(tg *target) time.Duration {
-	if tg.public {
-		return i.options.DigestTTL
+// fresh tells whether an answer of that age is given without asking again.
+func (i *Inspector) fresh(tg *target, age time.Duration) bool {
+	switch {
+	case tg.ref.Digest() == "":
+		return age < i.options.TagTTL
+	case tg.public:
+		return age < i.options.DigestTTL
 	}
-	return i.options.AccessTTL
+	return age < i.options.AccessTTL
 }
 
-// join gives the flight for a target, begun now or before.
-func (i *Inspector) join(tg *target, wanted bool) *flight {
+// join gives the flight for a target, begun now or before. One that was begun
+// before may not confirm: its result's Checked tells.
+func (i *Inspector) join(tg *target, wanted, confirm bool) *flight {
 	i.mu.Lock()
 	if f, ok := i.flights[tg.key]; ok {
 		i.mu.Unlock()
@@ -178,7 +194,7 @@ func (i *Inspector) join(tg *target, wanted bool) *flight {
 		}
 		return f
 	}
-	f := &flight{done: make(chan struct{})}
+	f := &flight{done: make(chan struct{}), confirm: confirm}
 	f.wanted.Store(wanted)
 	full := len(i.flights) >= maxFlights
 	if !full {
@@ -229,6 +245,14 @@ func (i *Inspector) panicked(ctx context.Context, fault any) *provider.Error {
 func (i *Inspector) resolve(ctx context.Context, f *flight, tg *target) kept {
 	old, hadOld := i.cache.Tag(tg.key, i.clock.Now())
 	hadOld = hadOld && old.Facts != (cache.Key{})
+	if !hadOld && tg.public {
+		if tag, facts, ok := i.cache.SharedTag(ctx, tg.key); ok && int(tag.Candidate) < len(tg.candidates) {
+			if !f.confirm && i.fresh(tg, i.clock.Now().Sub(tag.Checked)) {
+				return kept{tag, facts}
+			}
+			old, hadOld = tag, true
+		}
+	}
 	lead, release := i.lead(ctx, tg, hadOld)
 	defer release()
 
