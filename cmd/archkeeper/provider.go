@@ -91,8 +91,8 @@ func (f *providerFlags) check() error {
 		return fmt.Errorf("provider: --secrets %q is none of on-demand, cluster, none", f.secrets)
 	case (f.pluginConfig == "") != (f.pluginDir == ""):
 		return errors.New("provider: --image-credential-provider-config and --image-credential-provider-bin-dir belong together")
-	case f.admissionTokenFile != "" && f.admissionListen == "":
-		return errors.New("provider: --admission-token-file needs --admission-listen")
+	case f.admissionTokenFile != "":
+		return errors.New("provider: --admission-token-file: this binary has no policy for admission requests")
 	}
 	return nil
 }

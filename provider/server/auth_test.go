@@ -120,6 +120,23 @@ func TestARotatedClientCA(t *testing.T) {
 	}
 }
 
+// A certificate that ends while its connection is open proves one more answer.
+func TestACertificateThatEnds(t *testing.T) {
+	w := start(t, nil)
+	client := w.caller(w.gatekeeper, throwaway.Request{Names: []string{gatekeeperName}, Client: true, NotAfter: w.now.Add(time.Hour)})
+	for i, step := range []struct {
+		later       time.Duration
+		status      int
+		connections int64
+	}{{0, 200, 1}, {59 * time.Minute, 200, 1}, {2 * time.Minute, 200, 1}, {0, 401, 2}} {
+		w.clock.Step(step.later)
+		got := w.do(client, http.MethodPost, w.data+server.PathPublic, request("r/a:1"))
+		if n := w.connections.Load(); got.StatusCode != step.status || n != step.connections {
+			t.Errorf("step %d: status %d, %d connections; want %d, %d", i, got.StatusCode, n, step.status, step.connections)
+		}
+	}
+}
+
 // One broken CA file of two neither unseats its own last good content nor
 // holds up the other's.
 func TestABrokenCAFile(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,13 +25,17 @@ import (
 )
 
 // withRegistries makes the server's inspector the real one.
-func withRegistries(t *testing.T, o *server.Options, keychain credentials.Keychain, registries ...*registrytest.Registry) {
+func withRegistries(t testing.TB, o *server.Options, keychain credentials.Keychain, registries ...*registrytest.Registry) {
 	t.Helper()
 	var hosts []string
 	for _, r := range registries {
-		t.Cleanup(r.Close)
 		hosts = append(hosts, r.Host())
 	}
+	t.Cleanup(func() {
+		for _, r := range registries {
+			r.Close()
+		}
+	})
 	inspector := must(registry.New(registry.Options{
 		Keychain: keychain, Reach: must(reach.New(reach.Config{PlainHTTPHosts: hosts, DenyPrivate: true})),
 	}))
@@ -65,6 +70,32 @@ func TestAgainstRealRegistries(t *testing.T) {
 	if len(pinned.Response.Items) != 2 || pinned.Response.Items[0].Value != good.Host()+"/app:1@"+digest ||
 		!strings.HasPrefix(pinned.Response.Items[1].Error, "not-found: ") || pinned.Response.SystemError != "" {
 		t.Errorf("pin: %s", pinned.text)
+	}
+}
+
+// Keys are looked up side by side: the registry lets nobody go before four
+// have come.
+func TestKeysAreLookedUpTogether(t *testing.T) {
+	const together = 4
+	images := registrytest.New()
+	var n atomic.Int64
+	all := make(chan struct{})
+	images.Behave(http.MethodGet, "/v2/", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if n.Add(1) == together {
+			close(all)
+		}
+		<-all
+		next.ServeHTTP(w, r)
+	})
+	var keys []string
+	for i := range together {
+		repository := string(rune('a' + i))
+		images.PutIndex(repository, "1", "linux/amd64")
+		keys = append(keys, images.Host()+"/"+repository+":1")
+	}
+	w := start(t, func(_ *world, o *server.Options) { withRegistries(t, o, nil, images) })
+	if got := w.ask(server.PathPublic, keys...); len(got.Response.Items) != together || got.Response.SystemError != "" {
+		t.Errorf("status %d: %s", got.StatusCode, got.text)
 	}
 }
 

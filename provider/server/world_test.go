@@ -72,7 +72,7 @@ func shelf(ctx context.Context, query provider.Query) provider.Answer {
 
 // world is a running server and what its callers need.
 type world struct {
-	t                     *testing.T
+	t                     testing.TB
 	dir                   string
 	authority, gatekeeper *throwaway.Authority
 	now                   time.Time
@@ -126,7 +126,7 @@ func must[T any](v T, err error) T {
 }
 
 // start runs a server whose callers are proven by Gatekeeper's certificate.
-func start(t *testing.T, change func(w *world, o *server.Options)) *world {
+func start(t testing.TB, change func(w *world, o *server.Options)) *world {
 	t.Helper()
 	now := time.Now()
 	w := &world{

@@ -1,0 +1,79 @@
+package server_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/open-policy-agent/frameworks/constraint/pkg/externaldata"
+
+	"github.com/archkeeper/archkeeper/provider/server"
+	"github.com/archkeeper/archkeeper/tests/registrytest"
+)
+
+// Warm asks over TLS, one after the other on one connection, with the real
+// inspector, beside a bare net/http server that reads the same request with
+// encoding/json and answers a constant of the same size. Compare with
+//
+//	go test -run '^$' -bench . -count 6 ./provider/server | benchstat -col /server -
+func BenchmarkWarm(b *testing.B) {
+	for _, n := range []int{1, 10, 100} {
+		b.Run(fmt.Sprintf("keys=%d/server=archkeeper", n), func(b *testing.B) {
+			w, keys := stocked(b, n)
+			ask(b, w.gatekeeperClient(), w.data+server.PathPublic, []byte(request(keys...)))
+		})
+		b.Run(fmt.Sprintf("keys=%d/server=bare", n), func(b *testing.B) {
+			w, keys := stocked(b, n)
+			constant := []byte(w.ask(server.PathPublic, keys...).text)
+			bare := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				var request externaldata.ProviderRequest
+				if err := json.NewDecoder(r.Body).Decode(&request); err != nil {
+					http.Error(rw, err.Error(), http.StatusBadRequest)
+					return
+				}
+				rw.Header().Set("Content-Type", "application/json")
+				_, _ = rw.Write(constant)
+			}))
+			bare.TLS = &tls.Config{MinVersion: tls.VersionTLS13}
+			bare.StartTLS()
+			defer bare.Close()
+			ask(b, bare.Client(), bare.URL, []byte(request(keys...)))
+		})
+	}
+}
+
+// stocked is a server in front of a registry with n images.
+func stocked(b *testing.B, n int) (w *world, keys []string) {
+	b.Helper()
+	images := registrytest.New()
+	for i := range n {
+		images.PutIndex("app", fmt.Sprint(i), "linux/amd64", "linux/arm64")
+		keys = append(keys, fmt.Sprintf("%s/app:%d", images.Host(), i))
+	}
+	return start(b, func(_ *world, o *server.Options) { withRegistries(b, o, nil, images) }), keys
+}
+
+func ask(b *testing.B, client *http.Client, url string, body []byte) {
+	b.Helper()
+	post := func() {
+		response, err := client.Post(url, "application/json", bytes.NewReader(body)) //nolint:noctx // a benchmark
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, response.Body)
+		_ = response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			b.Fatal(response.Status)
+		}
+	}
+	post() // makes it warm
+	b.ReportAllocs()
+	for b.Loop() {
+		post()
+	}
+}
