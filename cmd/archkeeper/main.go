@@ -55,6 +55,7 @@ func main() {
 	// Here stderr is for the user, and services have a logger of their own.
 	log.SetOutput(io.Discard)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	status := run(ctx, os.Args, streams{in: os.Stdin, out: os.Stdout, err: os.Stderr})
 	stop()
 	os.Exit(status)
@@ -107,6 +108,7 @@ met; 3 undetermined, because a registry did not give an answer.`,
 	)
 	root.AddCommand(
 		newMirrorsCommand(std),
+		newNodeAgentCommand(std),
 		newInspectCommand(std),
 		newCheckCommand(std),
 		newImagesCommand(std),
