@@ -105,7 +105,7 @@ func NewPlugins(config PluginConfig, options PluginsOptions) *Plugins {
 func (p *Plugins) Lookup(ctx context.Context, _ provider.Scope, name string) ([]Credential, error) {
 	image, err := parseTarget(name)
 	if err != nil {
-		return nil, nil // no plugin serves what is no image
+		return nil, nil //nolint:nilerr // no plugin serves what is no image
 	}
 	var entries []entry
 	var failed []error
@@ -213,7 +213,7 @@ func (p *plugin) execute(ctx context.Context, image string) ([]entry, credential
 		return fail("the request could not be written")
 	}
 	stdout := &limitedBuffer{limit: maxPluginOutput}
-	command := exec.CommandContext(ctx, p.path, p.config.Args...)
+	command := exec.CommandContext(ctx, p.path, p.config.Args...) //nolint:gosec // the administrator names the plugin
 	command.Stdin, command.Stdout, command.Stderr = bytes.NewReader(request), stdout, io.Discard
 	command.WaitDelay = time.Second // a child that keeps the pipes open does not keep us
 	command.Env = []string{}        // not nil, which would mean our own environment
