@@ -9,13 +9,10 @@
 package imageref
 
 import (
-	"net/netip"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/opencontainers/go-digest"
 
 	"github.com/archkeeper/archkeeper/provider"
 )
@@ -25,19 +22,12 @@ const (
 	// port, repository 255, tag 128, sha512 digest 135) stay below it.
 	MaxLength = 1024
 
-	hub          = "docker.io"
-	maxHost      = 253
-	maxPath      = 255
-	defaultTag   = "latest"
-	hexIDLength  = 64
-	librarySpace = "library/"
-)
-
-var (
-	hostGrammar = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$`)
-	pathGrammar = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
-	tagGrammar  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
-	hexID       = regexp.MustCompile(`^[a-f0-9]{64}$`)
+	hub         = "docker.io"
+	maxHost     = 253
+	maxPath     = 255
+	maxTag      = 128
+	defaultTag  = "latest"
+	hexIDLength = 64
 )
 
 // Reference is a parsed image reference. It is comparable: equal References
@@ -86,7 +76,7 @@ func Parse(text string) (Reference, error) {
 	if err := ref.check(text); err != nil {
 		return Reference{}, err
 	}
-	if hexID.MatchString(base) {
+	if len(base) == hexIDLength && lowerHex(base) {
 		return Reference{}, malformed(text, "%d hexadecimal digits are an image ID, not a name", hexIDLength)
 	}
 	return ref, nil
@@ -149,16 +139,6 @@ func (r Reference) WithDigest(dig string) (Reference, error) {
 	return r, nil
 }
 
-// ValidDigest tells whether text is a sha256 or sha512 digest in the form
-// algorithm:hex, in lower case and of the right length.
-func ValidDigest(text string) bool {
-	d := digest.Digest(text)
-	if d.Validate() != nil {
-		return false
-	}
-	return d.Algorithm() == digest.SHA256 || d.Algorithm() == digest.SHA512
-}
-
 func (r Reference) check(text string) error {
 	host, path := r.registry, r.repository
 	if !validHost(host) {
@@ -167,43 +147,13 @@ func (r Reference) check(text string) error {
 	if len(path) > maxPath {
 		return malformed(text, "the repository is longer than %d characters", maxPath)
 	}
-	if !pathGrammar.MatchString(path) {
+	if !validPath(path) {
 		return malformed(text, "%s is no repository", provider.Quote(path))
 	}
-	if r.tag != "" && !tagGrammar.MatchString(r.tag) {
+	if r.tag != "" && !validTag(r.tag) {
 		return malformed(text, "%s is no tag", provider.Quote(r.tag))
 	}
 	return nil
-}
-
-func validHost(host string) bool {
-	address, port := host, ""
-	if strings.HasPrefix(host, "[") {
-		inside, rest, closed := strings.Cut(host[1:], "]")
-		ip, err := netip.ParseAddr(inside)
-		if !closed || err != nil || !ip.Is6() || ip.Zone() != "" {
-			return false
-		}
-		if rest == "" {
-			return true
-		}
-		if rest[0] != ':' {
-			return false
-		}
-		return validPort(rest[1:])
-	}
-	if colon := strings.IndexByte(host, ':'); colon >= 0 {
-		address, port = host[:colon], host[colon+1:]
-		if !validPort(port) {
-			return false
-		}
-	}
-	return len(address) <= maxHost && hostGrammar.MatchString(address)
-}
-
-func validPort(port string) bool {
-	number, err := strconv.ParseUint(port, 10, 16)
-	return err == nil && number > 0
 }
 
 func checkCharacters(text string) error {

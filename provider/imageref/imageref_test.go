@@ -196,3 +196,11 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func BenchmarkParse(b *testing.B) {
+	for b.Loop() {
+		if _, err := imageref.Parse("registry.example.com:5000/team/project/app:v1.2.3@" + sum256); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
