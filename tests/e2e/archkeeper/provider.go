@@ -6,6 +6,7 @@ package archkeeper
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -15,12 +16,11 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"time"
-
-	"crypto/tls"
 
 	"github.com/archkeeper/archkeeper/tests/controlplane"
 )
@@ -35,8 +35,15 @@ const readTimeout = 10 * time.Second
 
 var nothing = log.New(io.Discard, "", 0)
 
+// BinaryVariable of the environment names an archkeeper to test instead of
+// building one.
+const BinaryVariable = "ARCHKEEPER_BINARY"
+
 // Binary builds cmd/archkeeper of this checkout and returns its path.
 func Binary(ctx context.Context, log io.Writer) (string, error) {
+	if path := os.Getenv(BinaryVariable); path != "" {
+		return filepath.Abs(path)
+	}
 	return controlplane.BuildProgram(ctx, log, Root(), "./cmd/archkeeper")
 }
 
