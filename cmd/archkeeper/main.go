@@ -116,6 +116,7 @@ met; 3 undetermined, because a registry did not give an answer.`,
 		newDemoCommand(std),
 		newProviderCommand(std),
 		newImportModeCommand(std),
+		newMigrateCommand(std),
 		newVersionCommand(std),
 		newDocsCommand(),
 	)
