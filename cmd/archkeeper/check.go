@@ -48,7 +48,8 @@ nowhere; 3 an image could not be determined (2 wins over 3).`,
 
   # Only the names of those that fail
   archkeeper check --require linux/s390x -f deploy/ -o name`,
-		GroupID: groupAsk,
+		GroupID:           groupAsk,
+		ValidArgsFunction: cobra.NoFileCompletions, // images are no files
 		RunE: func(cmd *cobra.Command, args []string) error {
 			format, err := report.ParseFormat(ask.output, formats...)
 			if err != nil {

@@ -113,8 +113,9 @@ broken; 3 at least one image has an error.`,
 
   # A registry on this machine, no more than two seconds an image
   archkeeper inspect --plain-http-host localhost:5000 --timeout 2s localhost:5000/app`,
-		GroupID: groupAsk,
-		Args:    cobra.MinimumNArgs(1),
+		GroupID:           groupAsk,
+		ValidArgsFunction: cobra.NoFileCompletions, // images are no files
+		Args:              cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			format, err := report.ParseFormat(ask.output, formats...)
 			if err != nil {
