@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,12 +30,13 @@ import (
 type providerFlags struct {
 	registries registryFlags
 
-	listen, admissionListen, probeListen string
-	certFile, keyFile                    string
-	clientCAs, clientNames               []string
-	open                                 bool
-	deadline                             time.Duration
-	admissionTokenFile                   string
+	admission admissionFlags
+
+	listen, probeListen    string
+	certFile, keyFile      string
+	clientCAs, clientNames []string
+	open                   bool
+	deadline               time.Duration
 
 	kubeconfig       string
 	secrets          string
@@ -55,7 +58,6 @@ const (
 
 func (f *providerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.listen, "listen", ":8443", "`ADDRESS` of the HTTPS data port")
-	flags.StringVar(&f.admissionListen, "admission-listen", ":8444", "`ADDRESS` of the HTTPS admission port, which is opened with --admission-token-file")
 	flags.StringVar(&f.probeListen, "probe-listen", ":9090", "`ADDRESS` of health, readiness and metrics, without TLS")
 	flags.StringVar(&f.certFile, "tls-cert", "", "PEM `FILE` with the serving certificate and its chain; followed when it changes, like all files")
 	flags.StringVar(&f.keyFile, "tls-key", "", "PEM `FILE` with the key of --tls-cert")
@@ -63,7 +65,7 @@ func (f *providerFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.clientNames, "client-san", nil, "subject alternative `NAME` of a known caller, such as gatekeeper-webhook-service.gatekeeper-system.svc; a certificate needs one of them; may be repeated")
 	flags.BoolVar(&f.open, "insecure-no-client-auth", false, "answer everybody who reaches the data port")
 	flags.DurationVar(&f.deadline, "deadline", server.DefaultDeadline, "time after which a request is answered with what is known; below the timeout of the Provider object")
-	flags.StringVar(&f.admissionTokenFile, "admission-token-file", "", "`FILE` with the secret part of the admission webhook's path, 16 characters or more")
+	f.admission.add(flags)
 	f.registries.add(flags)
 	f.registries.addGuard(flags)
 
@@ -91,10 +93,8 @@ func (f *providerFlags) check() error {
 		return fmt.Errorf("provider: --secrets %q is none of on-demand, cluster, none", f.secrets)
 	case (f.pluginConfig == "") != (f.pluginDir == ""):
 		return errors.New("provider: --image-credential-provider-config and --image-credential-provider-bin-dir belong together")
-	case f.admissionTokenFile != "":
-		return errors.New("provider: --admission-token-file: this binary has no policy for admission requests")
 	}
-	return nil
+	return f.admission.check()
 }
 
 func newProviderCommand(std streams) *cobra.Command {
@@ -171,20 +171,34 @@ func (f *providerFlags) run(ctx context.Context, std streams) error {
 		return err
 	}
 
+	hasTagMirrors := server.TagMirrors(mirrors.Current)
 	options := server.Options{
-		Inspector: inspector, HasTagMirrors: server.TagMirrors(mirrors.Current),
+		Inspector: inspector, HasTagMirrors: hasTagMirrors,
 		CertFile: f.certFile, KeyFile: f.keyFile,
 		ClientCAFiles: f.clientCAs, ClientNames: f.clientNames, Tokens: tokens, Open: f.open,
 		Deadline: f.deadline, DrainDelay: f.shutdownDelay,
-		Registerer: metrics, Gatherer: metrics, LogLevel: level, Pprof: f.pprof, Log: log,
+		Registerer: metrics, Gatherer: metrics, LogLevel: level, Pprof: f.pprof, Log: log, Ready: map[string]func() error{},
 	}
-	if secrets != nil && f.secrets == secretsCluster {
-		options.Ready = map[string]func() error{"pull secrets": func() error {
-			if !secrets.Synced() {
-				return errors.New("not yet read")
-			}
-			return nil
-		}}
+	var background []func(context.Context)
+	if f.admission.tokenFile != "" {
+		admission, err := f.admission.open(ctx, admissionParts{
+			inspector: inspector, hasTagMirrors: hasTagMirrors, cluster: cluster, metrics: metrics, log: log,
+		})
+		if err != nil {
+			return err
+		}
+		options.AdmissionHandler, options.AdmissionTokenFile = admission.handler, f.admission.tokenFile
+		background = append(background, admission.run...)
+		maps.Copy(options.Ready, admission.ready)
+		if options.Admission, err = net.Listen("tcp", f.admission.listen); err != nil { //nolint:noctx // at the start
+			return err
+		}
+	}
+	if secrets != nil {
+		background = append(background, func(ctx context.Context) { _ = secrets.Run(ctx) })
+		if f.secrets == secretsCluster {
+			options.Ready["pull secrets"] = notYet(secrets.Synced)
+		}
 	}
 	if options.Data, err = net.Listen("tcp", f.listen); err != nil { //nolint:noctx // at the start
 		return err
@@ -201,13 +215,18 @@ func (f *providerFlags) run(ctx context.Context, std streams) error {
 	} else if len(f.clientNames) == 0 {
 		log.Warn("every client certificate of the named authorities is taken: --client-san names the callers")
 	}
-	if secrets != nil {
-		background, stop := context.WithCancel(context.WithoutCancel(ctx))
-		defer stop()
-		go func() { _ = secrets.Run(background) }()
+	beside, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	for _, run := range background {
+		running.Go(func() { run(beside) })
 	}
-	log.Info("serving", "version", version, "data", options.Data.Addr().String(), "probe", options.Probe.Addr().String(),
-		"deadline", f.deadline, "tokens", tokens != nil, "pullSecrets", secrets != nil)
+	said := []any{"version", version, "data", options.Data.Addr().String(), "probe", options.Probe.Addr().String()}
+	if options.Admission != nil {
+		said = append(said, "admission", options.Admission.Addr().String())
+	}
+	log.Info("serving", append(said, "deadline", f.deadline, "tokens", tokens != nil, "pullSecrets", secrets != nil)...)
 	return service.Run(ctx)
 }
 

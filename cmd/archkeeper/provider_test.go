@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -67,6 +68,9 @@ func TestProviderDoesNotStart(t *testing.T) {
 		"with an odd log level":           {append(served, "--client-ca", in("ca.crt"), "--log-level=loud"), "loud"},
 		"with half of the plugins' flags": {append(served, "--client-ca", in("ca.crt"), "--image-credential-provider-config=x"), "belong together"},
 		"with an argument":                {append(served, "--client-ca", in("ca.crt"), "image"), "image"},
+		"with a lease without a name":     {append(served, "--client-ca", in("ca.crt"), "--lease=ns"), "--lease"},
+		"with a missing admission token":  {append(served, "--client-ca", in("ca.crt"), "--admission-listen=127.0.0.1:0", "--admission-token-file", in("token")), "token"},
+		"with a missing configuration":    {append(served, "--client-ca", in("ca.crt"), "--admission-token-file", in("token"), "--config", in("c.yaml")), "c.yaml"},
 		"at an address that is none":      {append(served, "--client-ca", in("ca.crt"), "--listen=256.0.0.1:1"), "256.0.0.1"},
 	} {
 		t.Run(sentence, func(t *testing.T) {
@@ -95,34 +99,39 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// The command as it is typed answers a caller of its authority about an image
-// of a registry on loopback, which it may reach because it is named, pins none
-// of a mirrored registry's tags, and ends with 0 when told to.
-func TestProviderServes(t *testing.T) {
+// served is a provider that runs in this process.
+type served struct {
+	t                      *testing.T
+	data, admission, probe string // addresses
+	log                    *lockedBuffer
+	known, stranger        *http.Transport
+	stop                   context.CancelFunc
+	ended                  chan int
+}
+
+// serve runs the command with certificates and free ports, and waits until it
+// serves.
+func serve(t *testing.T, args ...string) *served {
+	t.Helper()
 	t.Setenv("KUBECONFIG", "")
 	dir, authority := certificates(t)
-	images := registrytest.New()
-	defer images.Close()
-	digest := images.PutIndex("app", "1", "linux/amd64", "linux/arm64")
-	conf := filepath.Join(dir, "registries.conf")
-	mirror := "[[registry]]\nlocation = \"mirrored.example\"\n[[registry.mirror]]\nlocation = \"" + images.Host() + "\"\npull-from-mirror = \"tag-only\"\n"
-	if err := os.WriteFile(conf, []byte(mirror), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	log := &lockedBuffer{}
 	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan int, 1)
+	s := &served{t: t, log: &lockedBuffer{}, stop: stop, ended: make(chan int, 1)}
 	go func() {
-		ended <- run(ctx, []string{"archkeeper", "provider", "--listen=127.0.0.1:0", "--probe-listen=127.0.0.1:0", "--shutdown-delay=0s", "--deadline=20s",
+		s.ended <- run(ctx, append([]string{
+			"archkeeper", "provider", "--listen=127.0.0.1:0", "--probe-listen=127.0.0.1:0", "--admission-listen=127.0.0.1:0", "--shutdown-delay=0s", "--deadline=20s",
 			"--tls-cert", filepath.Join(dir, "tls.crt"), "--tls-key", filepath.Join(dir, "tls.key"),
-			"--client-ca", filepath.Join(dir, "ca.crt"), "--client-san=caller", "--registries-conf", conf, "--plain-http-host", images.Host(),
-		}, streams{in: strings.NewReader(""), out: io.Discard, err: log})
+			"--client-ca", filepath.Join(dir, "ca.crt"), "--client-san=caller",
+		}, args...), streams{in: strings.NewReader(""), out: io.Discard, err: s.log})
 	}()
-	said := regexp.MustCompile(`msg=serving .*data=(\S+) probe=(\S+)`)
-	var addresses []string
-	for end := time.Now().Add(20 * time.Second); addresses == nil; time.Sleep(5 * time.Millisecond) {
-		if addresses = said.FindStringSubmatch(log.String()); addresses == nil && time.Now().After(end) {
-			t.Fatalf("it does not serve:\n%s", log)
+	said := regexp.MustCompile(`msg=serving .*data=(\S+) probe=(\S+)(?: admission=(\S+))?`)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if found := said.FindStringSubmatch(s.log.String()); found != nil {
+			s.data, s.probe, s.admission = found[1], found[2], found[3]
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("it does not serve:\n%s", s.log)
 		}
 	}
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "client.crt"), filepath.Join(dir, "client.key"))
@@ -131,26 +140,55 @@ func TestProviderServes(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority.PEM())
-	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}}}
-	defer transport.CloseIdleConnections()
-	post := func(path, key string) string {
-		t.Helper()
-		body := `{"apiVersion":"externaldata.gatekeeper.sh/v1beta1","kind":"ProviderRequest","request":{"keys":["` + key + `"]}}`
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+addresses[1]+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		response, err := transport.RoundTrip(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer response.Body.Close() //nolint:errcheck // read to its end
-		text, err := io.ReadAll(response.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
+	s.known = &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}}}
+	s.stranger = &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots}}
+	return s
+}
+
+// post sends a body and gives the answer's.
+func (s *served) post(by *http.Transport, url, body string) (int, string) {
+	s.t.Helper()
+	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
 	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := by.RoundTrip(request)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer response.Body.Close() //nolint:errcheck // read to its end
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+// end tells it to end and expects a clean one.
+func (s *served) end() {
+	s.t.Helper()
+	s.known.CloseIdleConnections()
+	s.stranger.CloseIdleConnections()
+	s.stop()
+	if status := <-s.ended; status != statusSatisfied {
+		s.t.Errorf("status %d:\n%s", status, s.log)
+	}
+}
+
+// The command as it is typed answers a caller of its authority about an image
+// of a registry on loopback, which it may reach because it is named, pins none
+// of a mirrored registry's tags, and ends with 0 when told to.
+func TestProviderServes(t *testing.T) {
+	images := registrytest.New()
+	defer images.Close()
+	digest := images.PutIndex("app", "1", "linux/amd64", "linux/arm64")
+	conf := filepath.Join(t.TempDir(), "registries.conf")
+	mirror := "[[registry]]\nlocation = \"mirrored.example\"\n[[registry.mirror]]\nlocation = \"" + images.Host() + "\"\npull-from-mirror = \"tag-only\"\n"
+	if err := os.WriteFile(conf, []byte(mirror), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, "--registries-conf", conf, "--plain-http-host", images.Host())
 	for sentence, tc := range map[string]struct{ path, key, says string }{
 		"platforms":                      {"/v1/public", images.Host() + "/app:1", `"architectures":["amd64","arm64"]`},
 		"through a mirror":               {"/v1/public", "mirrored.example/app:1", `"digest":"` + digest + `"`},
@@ -159,15 +197,52 @@ func TestProviderServes(t *testing.T) {
 		"an address that is not for all": {"/v1/public", "127.0.0.1:1/app:1", `"error":"blocked: `},
 	} {
 		t.Run(sentence, func(t *testing.T) {
-			if got := post(tc.path, tc.key); !strings.Contains(got, tc.says) {
-				t.Errorf("%s, want %s", got, tc.says)
+			body := `{"apiVersion":"externaldata.gatekeeper.sh/v1beta1","kind":"ProviderRequest","request":{"keys":["` + tc.key + `"]}}`
+			if status, got := s.post(s.known, "https://"+s.data+tc.path, body); status != http.StatusOK || !strings.Contains(got, tc.says) {
+				t.Errorf("status %d: %s, want %s", status, got, tc.says)
+			}
+			if status, got := s.post(s.stranger, "https://"+s.data+tc.path, body); status != http.StatusUnauthorized {
+				t.Errorf("a stranger: status %d: %s", status, got)
 			}
 		})
 	}
-	stop()
-	if status := <-ended; status != statusSatisfied {
-		t.Errorf("status %d:\n%s", status, log)
+	if s.admission != "" {
+		t.Error("the admission port is open without a token")
 	}
+	s.end()
+}
+
+// With a token, the admission port places a pod whose images are known.
+func TestProviderAdmits(t *testing.T) {
+	images := registrytest.New()
+	defer images.Close()
+	images.PutIndex("app", "1", "linux/arm64")
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("a-token-of-twenty-ch\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, "--plain-http-host", images.Host(), "--admission-token-file", token, "--admission-budget=10s")
+	review := `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","kind":{"group":"","version":"v1","kind":"Pod"},
+		"resource":{"group":"","version":"v1","resource":"pods"},"operation":"CREATE","namespace":"shop","name":"p",
+		"object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"shop"},"spec":{"containers":[{"name":"c","image":"` + images.Host() + `/app:1"}]}}}}`
+	status, text := s.post(s.stranger, "https://"+s.admission+"/v1/admit/a-token-of-twenty-ch", review)
+	var answer struct {
+		Response struct {
+			UID     string
+			Allowed bool
+			Patch   []byte
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &answer); err != nil || status != http.StatusOK || !answer.Response.Allowed || answer.Response.UID != "u" {
+		t.Fatalf("status %d: %s", status, text)
+	}
+	if patch := string(answer.Response.Patch); !strings.Contains(patch, "kubernetes.io/arch") || !strings.Contains(patch, `"arm64"`) {
+		t.Errorf("patch %s", patch)
+	}
+	if status, text := s.post(s.known, "https://"+s.admission+"/v1/admit/a-guess-of-twenty-ch", review); status != http.StatusNotFound {
+		t.Errorf("a guess: status %d: %s", status, text)
+	}
+	s.end()
 }
 
 func TestDemoOnce(t *testing.T) {
