@@ -70,6 +70,11 @@ func generate(root string) (map[string][]byte, error) {
 		outputs[filepath.Join(r.dir, "artifacthub-pkg.yml")] = r.artifactHub()
 	}
 	outputs[filepath.Join("policies", "README.md")] = index(all)
+	library, err := libraryPage(root)
+	if err != nil {
+		return nil, err
+	}
+	outputs[filepath.Join("rego", "lib", "README.md")] = library
 	return outputs, nil
 }
 

@@ -178,7 +178,8 @@ provider knows of images. Each folder is a room with its policy, samples, expect
 ## For authors
 
 ` + "`make new-policy NAME=my-rule`" + ` makes a constraint that passes its own suite, to be changed from there;
-[Write your own constraint](../docs/write-a-constraint.md) shows how in ten minutes. ` + "`make generate`" + ` renders templates
+[Write your own constraint](../docs/write-a-constraint.md) shows how in ten minutes, and
+[the Rego library](../rego/lib/README.md) has a reference. ` + "`make generate`" + ` renders templates
 and pages from each room's sources, and ` + "`make test-policy`" + ` runs every suite through Gatekeeper's own code.
 `)
 	return out.Bytes()
