@@ -104,6 +104,9 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 		}
 		logs := c.Logs()
 		c.Stop()
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, fmt.Errorf("starting a cluster: %w", ctx.Err())
+		}
 		attempts = append(attempts, fmt.Errorf("starting a cluster: %w\n%s", err, logs))
 		if ctx.Err() != nil || !strings.Contains(logs, "address already in use") {
 			break

@@ -148,6 +148,7 @@ func show(ctx context.Context, out io.Writer, cluster *controlplane.Cluster, ima
 		return errors.New("the pod that can run was admitted without the scheduling gate")
 	}
 	fmt.Fprintf(out, "  admitted; Gatekeeper has put the gate on it: %v\n", gates)
+	fmt.Fprintln(out, "  (it stays gated: the placement controller, which takes the gate off, does not run here)")
 
 	bad := pod("bad", images.Host+"/shop/amd-only:1", images.Host+"/shop/arm-only:1")
 	fmt.Fprintf(out, "\nPod bad: shop/amd-only:1 and shop/arm-only:1\n")
@@ -180,10 +181,9 @@ Try it, in another terminal:
   kubectl get nodes -L kubernetes.io/arch
   kubectl -n %[3]s get pods -o wide
   kubectl -n %[3]s run p --image=%[4]s/shop/windows:1 --overrides='{"spec":{"nodeSelector":{"kubernetes.io/os":"linux"}}}'
-  kubectl get imagearchitectures images-run-somewhere -o jsonpath='{.status.totalViolations}{"\n"}'
 
   # the provider, asked as an administrator does
-  curl --cacert %[5]s -H "Authorization: Bearer $(%[2]s -n %[3]s create token reader)" '%[6]s/v1/images?image=%[4]s/shop/web:1'
+  curl -sS --cacert %[5]s -H "Authorization: Bearer $(%[2]s -n %[3]s create token reader)" '%[6]s/v1/images?image=%[4]s/shop/web:1'
 
   # the logs of every process
   ls %[7]s

@@ -16,7 +16,7 @@ func TestTheClusterShowsAnAdmittedAndARefusedPod(t *testing.T) {
 		"refused:",
 		"no architecture is supported by all images of the pod",
 		"export KUBECONFIG=",
-		"curl --cacert",
+		"curl -sS --cacert",
 	} {
 		if !strings.Contains(out.String(), words) {
 			t.Errorf("the output does not say %q:\n%s", words, out.String())
