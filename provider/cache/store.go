@@ -1,9 +1,12 @@
 package cache
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -11,6 +14,7 @@ import (
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/utils/clock"
 )
 
@@ -42,6 +46,7 @@ var (
 	bucketMeta    = []byte("meta")
 	bucketRecords = []byte("records")
 	keyFormat     = []byte("format")
+	keyCounts     = []byte("counts")
 )
 
 type recordKey [17]byte
@@ -71,7 +76,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	pending map[recordKey][]byte // nil to delete
-	records int                  // in the file, about
+	records map[byte]int         // in the file, by kind
 	failed  bool                 // the last write did
 
 	stop, stopped chan struct{}
@@ -88,7 +93,7 @@ func OpenStore(o StoreOptions) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{path: o.Path, log: o.Log, clock: o.Clock, pending: map[recordKey][]byte{}, stop: make(chan struct{}), stopped: make(chan struct{})}
+	s := &Store{path: o.Path, log: o.Log, clock: o.Clock, pending: map[recordKey][]byte{}, records: map[byte]int{}, stop: make(chan struct{}), stopped: make(chan struct{})}
 	err := s.open()
 	if damaged(err) {
 		if err = s.setAside(err); err == nil {
@@ -126,6 +131,15 @@ func (s *Store) open() (err error) {
 			return err
 		}
 		s.db = db
+		ready := false
+		err = db.View(func(tx *bbolt.Tx) error {
+			meta := tx.Bucket(bucketMeta)
+			ready = meta != nil && tx.Bucket(bucketRecords) != nil && bytes.Equal(meta.Get(keyFormat), []byte{storeFormat})
+			return nil
+		})
+		if ready || err != nil {
+			return err
+		}
 		err = db.Update(func(tx *bbolt.Tx) error {
 			meta, err := tx.CreateBucketIfNotExists(bucketMeta)
 			if err != nil {
@@ -181,7 +195,7 @@ func (s *Store) fill(c *Cache) {
 		c.facts.reset()
 		c.hints.reset()
 		s.mu.Lock()
-		s.pending, s.records = map[recordKey][]byte{}, 0
+		s.pending, s.records = map[recordKey][]byte{}, map[byte]int{}
 		s.mu.Unlock()
 		_ = guard(s.db.Close) // what is mapped to a broken file may fault again
 		if err := s.setAside(err); err != nil {
@@ -196,13 +210,68 @@ func (s *Store) fill(c *Cache) {
 	}
 }
 
+// read fills the three tables at the same time: records of one kind stand
+// together in the file, and no table needs another.
 func (s *Store) read(c *Cache) error {
 	now := s.clock.Now()
-	oldTag, oldFacts := now.Add(-tagLife).UnixMilli(), now.Add(-factsLife)
+	oldTag, oldFacts, future := now.Add(-tagLife).UnixMilli(), now.Add(-factsLife), now.Add(time.Hour).UnixMilli()
+	counts := s.counts()
+	var group errgroup.Group
+	group.Go(func() error {
+		return guard(func() error {
+			return c.tags.load(counts[recordTag], func(keep func(Key, tagEntry)) error {
+				return s.each(recordTag, func(key Key, payload []byte) error {
+					e, err := readTag(payload)
+					if err != nil {
+						return err
+					}
+					if e.checked < oldTag || e.checked > future {
+						s.write(recordTag, key, nil)
+						return nil
+					}
+					keep(key, e)
+					return nil
+				})
+			})
+		})
+	})
+	group.Go(func() error {
+		return guard(func() error {
+			return c.facts.load(counts[recordFacts], func(keep func(Key, *Facts)) error {
+				return s.each(recordFacts, func(key Key, payload []byte) error {
+					f, at, err := readFacts(payload, &c.shapes)
+					if err != nil {
+						return err
+					}
+					if at.Before(oldFacts) {
+						s.write(recordFacts, key, nil)
+						return nil
+					}
+					keep(key, f)
+					return nil
+				})
+			})
+		})
+	})
+	group.Go(func() error {
+		return guard(func() error {
+			return c.hints.load(counts[recordHint], func(keep func(Key, struct{})) error {
+				return s.each(recordHint, func(key Key, _ []byte) error {
+					keep(key, struct{}{})
+					return nil
+				})
+			})
+		})
+	})
+	return group.Wait()
+}
+
+// each reads the records of one kind, checksums included.
+func (s *Store) each(kind byte, read func(key Key, payload []byte) error) error {
 	return s.db.View(func(tx *bbolt.Tx) error {
 		cursor := tx.Bucket(bucketRecords).Cursor()
 		n := 0
-		for k, record := cursor.First(); k != nil; k, record = cursor.Next() {
+		for k, record := cursor.Seek([]byte{kind}); len(k) > 0 && k[0] == kind; k, record = cursor.Next() {
 			if len(k) != len(recordKey{}) {
 				return errDamaged
 			}
@@ -210,39 +279,32 @@ func (s *Store) read(c *Cache) error {
 			if err != nil {
 				return err
 			}
-			key, old := Key(k[1:]), false
-			switch k[0] {
-			case recordTag:
-				e, err := readTag(payload)
-				if err != nil {
-					return err
-				}
-				if old = e.checked < oldTag || e.checked > now.Add(time.Hour).UnixMilli(); !old {
-					c.tags.put(key, e)
-				}
-			case recordFacts:
-				f, at, err := readFacts(payload, &c.shapes)
-				if err != nil {
-					return err
-				}
-				if old = at.Before(oldFacts); !old {
-					c.facts.put(key, f)
-				}
-			case recordHint:
-				c.hints.put(key, struct{}{})
-			default:
-				return errDamaged
+			if err := read(Key(k[1:]), payload); err != nil {
+				return err
 			}
 			n++
-			if old {
-				s.write(k[0], key, nil)
-			}
 		}
 		s.mu.Lock()
-		s.records = n
+		s.records[kind] = n
 		s.mu.Unlock()
 		return nil
 	})
+}
+
+// counts gives how many records of each kind there are, as the last write noted.
+func (s *Store) counts() map[byte]int {
+	counts := map[byte]int{}
+	_ = guard(func() error { // a guess for the size of maps; what is damaged shows when it is read
+		return s.db.View(func(tx *bbolt.Tx) error {
+			noted := tx.Bucket(bucketMeta).Get(keyCounts)
+			for len(noted) >= 5 {
+				counts[noted[0]] = int(min(binary.BigEndian.Uint32(noted[1:]), maxRecords))
+				noted = noted[5:]
+			}
+			return nil
+		})
+	})
+	return counts
 }
 
 // write has a record written, or deleted when it is nil, with the next flush.
@@ -281,13 +343,15 @@ func (s *Store) run() {
 // interval. What cannot be written is lost.
 func (s *Store) Flush() {
 	s.mu.Lock()
-	pending, db, room := s.pending, s.db, maxRecords-s.records
+	pending, db, records, total := s.pending, s.db, maps.Clone(s.records), 0
 	s.pending = make(map[recordKey][]byte)
 	s.mu.Unlock()
 	if len(pending) == 0 || db == nil {
 		return
 	}
-	added := 0
+	for _, n := range records {
+		total += n
+	}
 	err := guard(func() error {
 		return db.Update(func(tx *bbolt.Tx) error {
 			bucket := tx.Bucket(bucketRecords)
@@ -298,25 +362,32 @@ func (s *Store) Flush() {
 				case record == nil:
 					err = bucket.Delete(k[:])
 					if there {
-						added--
+						records[k[0]]--
+						total--
 					}
 				case there:
 					err = bucket.Put(k[:], record)
-				case added < room:
+				case total < maxRecords:
 					err = bucket.Put(k[:], record)
-					added++
+					records[k[0]]++
+					total++
 				}
 				if err != nil {
 					return err
 				}
 			}
-			return nil
+			var noted []byte
+			for _, kind := range []byte{recordTag, recordFacts, recordHint} {
+				noted = append(noted, kind)
+				noted = binary.BigEndian.AppendUint32(noted, uint32(records[kind])) //nolint:gosec // G115: at most maxRecords
+			}
+			return tx.Bucket(bucketMeta).Put(keyCounts, noted)
 		})
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		s.records += added
+		s.records = records
 	} else if !s.failed {
 		s.log.Warn("the cache's store could not be written; the cache goes on in memory", "file", s.path, "error", err)
 	}
