@@ -2,13 +2,41 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/archkeeper/archkeeper/tests/registrytest"
 )
+
+func TestMirrorsAudit(t *testing.T) {
+	source, mirror := registrytest.New(), registrytest.New()
+	defer source.Close()
+	defer mirror.Close()
+	source.PutImage("app", "v1", "linux/amd64")
+	mirror.PutImage("m/app", "v1", "linux/arm64")
+	objects := "apiVersion: config.openshift.io/v1\nkind: ImageTagMirrorSet\nmetadata: {name: t}\nspec: {imageTagMirrors: [{source: \"" + source.Host() + "\", mirrors: [\"" + mirror.Host() + "/m\"]}]}\n---\n" +
+		"apiVersion: config.openshift.io/v1\nkind: Image\nmetadata: {name: cluster}\nspec: {registrySources: {insecureRegistries: [\"" + source.Host() + "\", \"" + mirror.Host() + "\"]}}\n---\n" +
+		"apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: \"" + source.Host() + "/app:v1\"}]}\n"
+	stdout, stderr, status := command(t, objects, "mirrors", "audit", "-f", "-", "-o", "json")
+	if status != 2 || stderr != "" {
+		t.Fatalf("status %d, stderr %s", status, stderr)
+	}
+	var findings []struct{ Image, Status, Mirror string }
+	if err := json.Unmarshal([]byte(stdout), &findings); err != nil {
+		t.Fatal(err)
+	}
+	if len(findings) != 1 || findings[0].Status != "stale" || findings[0].Image != source.Host()+"/app:v1" || findings[0].Mirror != mirror.Host()+"/m/app" {
+		t.Errorf("%s", stdout)
+	}
+	if _, stderr, status := command(t, "kind: Pod\napiVersion: v1\n", "mirrors", "audit", "-f", "-"); status != 1 || !strings.Contains(stderr, "no mirrors") {
+		t.Errorf("status %d, stderr %s", status, stderr)
+	}
+}
 
 // command runs one command line in this process.
 func command(t *testing.T, stdin string, args ...string) (stdout, stderr string, status int) {

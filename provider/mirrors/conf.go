@@ -398,3 +398,25 @@ func (c *Config) WithoutMirrors() []byte {
 	}
 	return r.RegistriesConf()
 }
+
+// InsecureOnly gives a Config that knows of each place of this one whether it is
+// insecure, and has no mirrors and nothing blocked: for looking at sources and
+// mirrors each at its own place.
+func (c *Config) InsecureOnly() *Config {
+	insecure := map[string]bool{}
+	for _, e := range c.Entries() {
+		if e.Insecure && e.Location == e.Prefix {
+			insecure[e.Prefix] = true
+		}
+		for _, m := range e.Mirrors {
+			if m.Insecure {
+				insecure[m.Location] = true
+			}
+		}
+	}
+	var entries []Entry
+	for place := range insecure {
+		entries = append(entries, Entry{Prefix: place, Location: place, Insecure: true})
+	}
+	return newConfig(entries, nil)
+}
