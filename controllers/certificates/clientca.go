@@ -61,8 +61,8 @@ func (c *Controller) followClientAuthority(ctx context.Context) error {
 	}
 	now := c.Clock.Now()
 	bundle, changed := mergeAuthorities(now, []byte(had), current, replaced)
-	if string(bundle) == had && exists {
-		return nil
+	if string(bundle) == had {
+		return nil // an empty ConfigMap would say less than none
 	}
 	if changed {
 		replaced = now

@@ -31,7 +31,8 @@ import (
 // Lifetimes of certificates.
 type Lifetimes struct {
 	// Authority and Leaf are how long each is valid. Defaults: 2 years, 90 days.
-	// Both are renewed when a third of that is left.
+	// Both are renewed when a third of that is left. They are also dated back, by
+	// an hour or a tenth of their life, because clocks differ.
 	Authority, Leaf time.Duration
 	// Overlap is how long a new authority is published before it signs, and an
 	// old one trusted after it has stopped. Default: 10 minutes, four times the
@@ -177,6 +178,9 @@ func Plan(now time.Time, life Lifetimes, state State, leaves map[string]Pair, wa
 
 func (o *Outcome) again(d time.Duration) { o.Again = max(min(o.Again, d), time.Second) }
 
+// backdate is how long before its making a certificate of some life is valid.
+func backdate(life time.Duration) time.Duration { return min(time.Hour, life/10) }
+
 // due tells whether a third or less of a certificate's life is left.
 func due(now time.Time, c *x509.Certificate) bool {
 	return now.After(c.NotAfter.Add(-c.NotAfter.Sub(c.NotBefore) / 3))
@@ -212,7 +216,7 @@ func stale(now time.Time, leaf Pair, authority *x509.Certificate, w Request) str
 func newAuthority(now time.Time, life Lifetimes, random io.Reader) (Pair, *x509.Certificate, error) {
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: "archkeeper-ca-" + now.UTC().Format("20060102T150405Z")},
-		NotBefore:             now.Add(-time.Hour), // clocks differ
+		NotBefore:             now.Add(-backdate(life.Authority)),
 		NotAfter:              now.Add(life.Authority),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		IsCA:                  true,
@@ -238,7 +242,7 @@ func newLeaf(now time.Time, life Lifetimes, authority Pair, w Request, random io
 	}
 	template := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: w.CommonName},
-		NotBefore: now.Add(-time.Hour),
+		NotBefore: now.Add(-backdate(life.Leaf)),
 		NotAfter:  now.Add(life.Leaf),
 		KeyUsage:  x509.KeyUsageDigitalSignature,
 	}
