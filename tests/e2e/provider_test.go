@@ -49,7 +49,7 @@ func setup(ctx context.Context, c *controlplane.Cluster) error {
 			return err
 		}
 	}
-	provider, err = archkeeper.StartProvider(ctx, c, os.Stderr, archkeeper.ProviderOptions{PlainHTTPHosts: []string{images.Host}})
+	provider, err = archkeeper.StartProvider(ctx, c, os.Stderr, archkeeper.ProviderOptions{PlainHTTPHosts: []string{images.Host}, Admission: true})
 	if err != nil {
 		return err
 	}

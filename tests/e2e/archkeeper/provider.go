@@ -6,6 +6,7 @@ package archkeeper
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
@@ -63,6 +64,8 @@ type ProviderOptions struct {
 	// Deadline of a request; 5 s when zero, so that a busy machine changes no
 	// result.
 	Deadline time.Duration
+	// Admission opens the admission port, for Provider.AdmissionURL.
+	Admission bool
 	// Flags after the others. They win.
 	Flags []string
 }
@@ -73,6 +76,9 @@ type Provider struct {
 	Process *controlplane.Process
 	// URL of the data port, https://127.0.0.1:PORT, and of the probe port.
 	URL, ProbeURL string
+	// AdmissionURL is what a webhook configuration calls, with the secret part
+	// of its path; CA is its caBundle. Empty without ProviderOptions.Admission.
+	AdmissionURL string
 	// CA of its serving certificate.
 	CA *controlplane.CA
 	// Name that ProviderOptions gave.
@@ -90,7 +96,8 @@ type Provider struct {
 }
 
 // access is what the provider may do: ask whose token it was given and what
-// its owner may, and read what the kubelet reads to pull an image.
+// its owner may, read what the kubelet reads to pull an image, and what the
+// placement policy is told of the cluster.
 const access = `
 {apiVersion: v1, kind: Namespace, metadata: {name: archkeeper-system}}
 ---
@@ -102,7 +109,8 @@ metadata: {name: archkeeper-provider}
 rules:
   - {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
   - {apiGroups: [authorization.k8s.io], resources: [subjectaccessreviews], verbs: [create]}
-  - {apiGroups: [""], resources: [secrets, serviceaccounts], verbs: [get, list, watch]}
+  - {apiGroups: [""], resources: [secrets, serviceaccounts, nodes, namespaces], verbs: [get, list, watch]}
+  - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -159,6 +167,15 @@ func StartProvider(ctx context.Context, c *controlplane.Cluster, log io.Writer, 
 	}
 	if c.Gatekeeper != nil {
 		args = append(args, "--client-ca="+c.Gatekeeper.CAFile, "--client-san="+controlplane.GatekeeperSAN)
+	}
+	if o.Admission {
+		token := rand.Text()
+		file := filepath.Join(c.StateDir(), "pki", o.Name+"-admission-token")
+		if err := controlplane.WriteFile(file, []byte(token)); err != nil {
+			return nil, err
+		}
+		p.AdmissionURL = "https://" + ports[1] + "/v1/admit/" + token
+		args = append(args, "--admission-token-file="+file)
 	}
 	for _, host := range o.PlainHTTPHosts {
 		args = append(args, "--plain-http-host="+host)
