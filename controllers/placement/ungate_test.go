@@ -6,13 +6,18 @@ import (
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	clienttesting "k8s.io/client-go/testing"
+
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/archkeeper/archkeeper/provider"
 )
@@ -75,5 +80,59 @@ func TestUngateFromFreshAfterAConflict(t *testing.T) {
 	freed, err := Ungate{Client: client, Gate: gate}.Run(t.Context())
 	if fmt.Sprint(freed) != "[a/one]" || err == nil {
 		t.Errorf("%v, %v", freed, err)
+	}
+}
+
+func TestUninstall(t *testing.T) {
+	client := fake.NewClientset(gatedPod("a", "one", gate))
+	// The API server goes on gating for a moment after the webhook is gone.
+	late := 2
+	client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if late--; late == 0 {
+			if err := client.Tracker().Add(gatedPod("a", "late", gate)); err != nil {
+				t.Error(err)
+			}
+		}
+		return false, nil, nil
+	})
+	label := map[string]string{"app.kubernetes.io/managed-by": "archkeeper"}
+	objects := dynamicfake.NewSimpleDynamicClient(clientgoscheme.Scheme,
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ours", Name: "ca", Labels: label}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ours", Name: "theirs"}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ours", Name: "mirrors", Labels: label}},
+		&admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "mutate"}},
+	)
+	clock := clocktesting.NewFakeClock(time.Now())
+	u := Uninstall{
+		Ungate: Ungate{Client: client, Gate: gate}, Objects: objects, Namespace: "ours", Timeout: time.Minute, Clock: clock,
+		Delete: []string{"mutatingwebhookconfigurations.v1.admissionregistration.k8s.io/mutate", "mutatingwebhookconfigurations.v1.admissionregistration.k8s.io/gone"},
+	}
+	done := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				clock.Step(settle)
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}()
+	freed, err := u.Run(t.Context())
+	close(done)
+	if err != nil || fmt.Sprint(freed) != "[a/one a/late]" {
+		t.Errorf("%v, %v", freed, err)
+	}
+	secrets, err := objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace("ours").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(secrets.Items) != 1 || secrets.Items[0].GetName() != "theirs" {
+		t.Errorf("%v, %v", secrets, err)
+	}
+	if _, err := objects.Resource(schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingwebhookconfigurations"}).Get(t.Context(), "mutate", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the webhook is still there: %v", err)
+	}
+	u.Delete = []string{"nonsense"}
+	if _, err := u.Run(t.Context()); err == nil {
+		t.Error("nonsense was deleted")
 	}
 }
