@@ -130,6 +130,16 @@ func (f *admissionFlags) watchCluster(s *admissionService, options *admission.Op
 	s.run = append(s.run, namespaces.Run)
 	s.ready["namespaces"] = notYet(namespaces.Synced)
 	options.Namespace = namespaces.Get
+	nodes, err := kube.NewNodes(core)
+	if err != nil {
+		return err
+	}
+	s.run = append(s.run, nodes.Run)
+	s.ready["nodes"] = notYet(nodes.Synced)
+	options.Cluster = func() (known rego.Cluster) {
+		known.Architectures, known.OperatingSystems = nodes.Kinds()
+		return known
+	}
 	if f.lease == "" {
 		parts.log.Warn("no --lease says whether the placement controller is alive: no pod is gated")
 		return nil

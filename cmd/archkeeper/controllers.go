@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -268,10 +267,17 @@ func (f *controllersFlags) addPlacement(ctx context.Context, parts *controllersP
 	if err != nil {
 		return err
 	}
-	nodes := placement.NewNodes(parts.manager.GetClient(), clock.RealClock{})
+	nodes, err := kube.NewNodes(parts.client.CoreV1())
+	if err != nil {
+		return err
+	}
 	reconciler := placement.New(placement.Options{
 		Reader: parts.manager.GetClient(), Live: parts.manager.GetAPIReader(), Writer: parts.manager.GetClient(),
-		Inspector: asks, Evaluator: evaluator, Placement: settings, Cluster: nodes.Cluster, Pin: asks.Pin,
+		Inspector: asks, Evaluator: evaluator, Placement: settings, Pin: asks.Pin,
+		Cluster: func() (known rego.Cluster) {
+			known.Architectures, known.OperatingSystems = nodes.Kinds()
+			return known
+		},
 		Recorder: parts.manager.GetEventRecorder("archkeeper-placement"), Workers: f.workers,
 		Metrics: placement.NewMetrics(parts.metrics), Log: parts.log,
 	})
@@ -284,12 +290,12 @@ func (f *controllersFlags) addPlacement(ctx context.Context, parts *controllersP
 		}
 	}
 	again.Store(&tell)
-	for _, run := range []func(context.Context){asks.Run, follow, func(ctx context.Context) { _ = evaluator.Run(ctx) }} {
+	for _, run := range []func(context.Context){asks.Run, follow, nodes.Run, func(ctx context.Context) { _ = evaluator.Run(ctx) }} {
 		if err := parts.manager.Add(everywhere(run)); err != nil {
 			return err
 		}
 	}
-	return parts.manager.Add(nodes)
+	return nil
 }
 
 // openPlacement gives the configuration in force, and what follows its file.

@@ -90,7 +90,7 @@ func (f *ungateFlags) run(ctx context.Context, std streams, names []string) erro
 			bar.Close()
 			bar = terminal.NewBar(std.err, "pods", total)
 		},
-		Step:  func() { bar.Step() },
+		Step: func() { bar.Step() },
 	}
 	if f.all || f.uninstall {
 		ungate.Namespace = ""

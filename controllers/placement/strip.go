@@ -61,8 +61,8 @@ func containers(all []corev1.Container) []corev1.Container {
 	return slim
 }
 
-// StripMetadata is the transform of namespaces and nodes, of which labels and
-// annotations are read.
+// StripMetadata is the transform of namespaces, of which labels and annotations
+// are read.
 func StripMetadata(object any) (any, error) {
 	meta, ok := object.(*metav1.PartialObjectMetadata)
 	if !ok {
