@@ -10,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -31,7 +33,9 @@ var (
 const gate = "archkeeper.io/architecture"
 
 func TestMain(m *testing.M) {
-	os.Exit(controlplane.Main(m, controlplane.Options{Gatekeeper: &controlplane.GatekeeperOptions{}}, setup))
+	os.Exit(controlplane.Main(m, controlplane.Options{
+		Gatekeeper: &controlplane.GatekeeperOptions{AuditInterval: 5 * time.Second},
+	}, setup))
 }
 
 func setup(ctx context.Context, c *controlplane.Cluster) error {
@@ -200,6 +204,18 @@ func TestADryRunIsJudgedAsTheRealThing(t *testing.T) {
 	}
 }
 
+func TestAnEphemeralContainerIsJudgedWithThePod(t *testing.T) {
+	k := cluster.Test(t)
+	r := rooms(t)["image-architectures"]
+	constrain(t, k, r.kind, r.parameters, "deny")
+	created := k.CreatePod(pod("", image("shop/arm:1")))
+	running := k.WaitRunning(created.Name)
+	k.Kubectl("label", "pod", running.Name, "a=b") // no image changes: nobody is asked
+	_, err := k.TryKubectl("debug", running.Name, "--image="+image("shop/amd:1"), "--container=tools")
+	wantDenied(t, err, `ephemeral container "tools"`, r.denial[len("supports arm64, "):])
+	k.Kubectl("debug", running.Name, "--image="+image("shop/multi:1"), "--container=tools")
+}
+
 func TestADeploymentIsDeniedByThePodsThatItWouldMake(t *testing.T) {
 	k := cluster.Test(t)
 	r := rooms(t)["image-architectures"]
@@ -305,14 +321,18 @@ func TestWithoutTheProviderNothingIsAllowedInSilence(t *testing.T) {
 					t.Fatal(err)
 				}
 			}()
+			var waiting sync.WaitGroup // each waits out its own time
 			for name, trial := range trials {
 				if !trial.asks {
 					trial.k.CreatePod(trial.allowed) // needs no provider
 					continue
 				}
-				_, err := trial.k.TryCreatePod(unknown[name])
-				wantDenied(t, err, "undetermined: ", `Provider "archkeeper" did not answer`)
+				waiting.Go(func() {
+					_, err := trial.k.TryCreatePod(unknown[name])
+					wantDenied(t, err, "undetermined: ", `Provider "archkeeper" did not answer`)
+				})
 			}
+			waiting.Wait()
 			known.CreatePod(pod("", image("shop/multi:1"))) // from Gatekeeper's cache
 		})
 	}
@@ -349,6 +369,7 @@ func TestTheWholeBundleOfMutations(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.Kubectl("label", "namespace", k.Namespace, "archkeeper.io/required-architecture=arm64")
+	var mutators []*unstructured.Unstructured
 	for _, file := range files {
 		objects, err := controlplane.DecodeFile(file)
 		if err != nil {
@@ -363,9 +384,12 @@ func TestTheWholeBundleOfMutations(t *testing.T) {
 				t.Fatal(err)
 			}
 			k.ApplyForTest(string(content))
-			if err := cluster.Gatekeeper.WaitMutator(t.Context(), object.GetKind(), object.GetName()); err != nil {
-				t.Fatal(err)
-			}
+			mutators = append(mutators, object)
+		}
+	}
+	for _, mutator := range mutators {
+		if err := cluster.Gatekeeper.WaitMutator(t.Context(), mutator.GetKind(), mutator.GetName()); err != nil {
+			t.Fatal(err)
 		}
 	}
 	_, index := childDigest(t, "shop/multi:1")
