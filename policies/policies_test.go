@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/archkeeper/archkeeper/policies"
@@ -68,6 +69,36 @@ func TestFS(t *testing.T) {
 		}
 		if string(embedded) != string(disk) {
 			t.Errorf("%s is not embedded as it is", file)
+		}
+	}
+}
+
+// TestOnlyTheLibraryAsks: what can go wrong on the way to the provider is dealt
+// with in one place.
+func TestOnlyTheLibraryAsks(t *testing.T) {
+	err := fs.WalkDir(policies.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".rego" || strings.HasSuffix(path, "_test.rego") {
+			return err
+		}
+		source, err := fs.ReadFile(policies.FS(), path)
+		if err != nil {
+			return err
+		}
+		if strings.Contains(string(source), "external_data") {
+			t.Errorf("%s calls external_data; lib.provider does", path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range lib.Names() {
+		source, err := lib.Source(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(source, "external_data(") != (name == "provider") {
+			t.Errorf("lib.%s: lib.provider alone calls external_data", name)
 		}
 	}
 }
