@@ -118,13 +118,13 @@ type Cache struct {
 	shared *Shared
 }
 
-// New makes a Cache, with what its store holds.
+// New makes a Cache.
 func New(o Options) *Cache {
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = DefaultMaxBytes
 	}
 	share := func(percent int64) int64 { return o.MaxBytes / 100 * percent }
-	c := &Cache{
+	return &Cache{
 		store:  o.Store,
 		shared: o.Shared,
 		tags:   newTable(share(40), tagCost),
@@ -132,10 +132,6 @@ func New(o Options) *Cache {
 		hints:  newTable(share(12), func(struct{}) int64 { return 0 }),
 		shapes: shapes{known: make(map[string]shape)},
 	}
-	if c.store != nil {
-		c.store.fill(c)
-	}
-	return c
 }
 
 func tagCost(e tagEntry) int64 {
@@ -171,6 +167,11 @@ func sliceCost(s []string) int64 {
 // Checked. A failure is given until it runs out.
 func (c *Cache) Tag(k Key, now time.Time) (Tag, bool) {
 	e, ok := c.tags.get(k)
+	if !ok && c.store != nil {
+		if e, ok = c.store.tag(k); ok {
+			c.tags.put(k, e)
+		}
+	}
 	if !ok {
 		return Tag{}, false
 	}
@@ -211,14 +212,22 @@ func (c *Cache) PutTag(k Key, t Tag) {
 }
 
 // Facts gives what is known of a digest.
-func (c *Cache) Facts(k Key) (*Facts, bool) { return c.facts.get(k) }
+func (c *Cache) Facts(k Key) (*Facts, bool) {
+	f, ok := c.facts.get(k)
+	if !ok && c.store != nil {
+		if f, ok = c.store.facts(k, &c.shapes); ok {
+			c.facts.put(k, f)
+		}
+	}
+	return f, ok
+}
 
 // PutFacts keeps facts. Equal lists of platforms are kept once. What was once
 // public stays so.
 func (c *Cache) PutFacts(k Key, f *Facts) *Facts {
 	kept := *f
 	kept.Platforms, kept.Architectures, kept.shared = c.shapes.share(f.Platforms, f.Architectures)
-	if old, ok := c.facts.get(k); ok && old.Public {
+	if old, ok := c.Facts(k); ok && old.Public {
 		kept.Public = true
 	}
 	if !c.facts.put(k, &kept) {
@@ -236,6 +245,10 @@ func (c *Cache) PutFacts(k Key, f *Facts) *Facts {
 // Seen tells whether somebody was given an answer for a reference.
 func (c *Cache) Seen(k Key) bool {
 	_, ok := c.hints.get(k)
+	if !ok && c.store != nil && c.store.hint(k) {
+		c.hints.put(k, struct{}{})
+		return true
+	}
 	return ok
 }
 
@@ -246,7 +259,7 @@ func (c *Cache) MarkSeen(k Key) {
 	}
 	c.hints.put(k, struct{}{})
 	if c.store != nil {
-		c.store.write(recordHint, k, make([]byte, checksumSize))
+		c.store.write(recordHint, k, appendTime(make([]byte, checksumSize, checksumSize+hintPayload), c.store.clock.Now()))
 	}
 }
 

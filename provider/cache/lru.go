@@ -56,11 +56,6 @@ func (t *table[V]) get(k Key) (V, bool) {
 func (t *table[V]) put(k Key, v V) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.keep(k, v)
-}
-
-// keep is put for who holds the lock.
-func (t *table[V]) keep(k Key, v V) bool {
 	cost := t.cost(v) + nodeOverhead
 	if i, ok := t.index[k]; ok {
 		t.bytes -= t.cost(t.at(i).value) + nodeOverhead
@@ -88,24 +83,6 @@ func (t *table[V]) keep(k Key, v V) bool {
 		t.remove(i)
 	}
 	return true
-}
-
-// load fills a table at once, with room for n entries made before.
-func (t *table[V]) load(n int, each func(keep func(Key, V)) error) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if room := t.limit / nodeOverhead; n > 0 && len(t.index) == 0 {
-		t.index = make(map[Key]int32, min(int64(n), room))
-	}
-	return each(func(k Key, v V) { t.keep(k, v) })
-}
-
-// reset forgets everything.
-func (t *table[V]) reset() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.index, t.chunks = make(map[Key]int32), nil
-	t.next, t.free, t.newest, t.oldest, t.bytes = 0, -1, -1, -1, 0
 }
 
 func (t *table[V]) usage() (entries int, bytes int64) {

@@ -17,7 +17,7 @@ import (
 //
 // The payload of a tag answer is its Checked (Unix milliseconds, 8 bytes), the
 // key of its facts (16), Candidate and Credential. That of facts is written by
-// appendFacts. That of a hint is empty.
+// appendFacts. That of a hint is when it was given (Unix seconds, 4 bytes).
 
 var errDamaged = errors.New("a record is damaged")
 
@@ -44,7 +44,14 @@ func checksum(key, payload []byte) uint32 {
 	return crc32.Update(crc32.Update(0, castagnoli, key), castagnoli, payload)
 }
 
-const tagPayload = 8 + 16 + 2
+const (
+	tagPayload  = 8 + 16 + 2
+	hintPayload = 4
+)
+
+func appendTime(b []byte, at time.Time) []byte {
+	return binary.BigEndian.AppendUint32(b, uint32(at.Unix())) //nolint:gosec // G115: good until 2106
+}
 
 func appendTag(b []byte, e tagEntry) []byte {
 	b = binary.BigEndian.AppendUint64(b, uint64(e.checked)) //nolint:gosec // G115: back to int64 when read
@@ -77,7 +84,7 @@ const (
 // lists of platforms and architectures as shapes writes them. Texts and lists
 // have their length before them.
 func appendFacts(b []byte, f *Facts, now time.Time) []byte {
-	b = binary.BigEndian.AppendUint32(b, uint32(now.Unix())) //nolint:gosec // G115: good until 2106
+	b = appendTime(b, now)
 	flags := byte(0)
 	if f.ContentOnly {
 		flags |= flagContentOnly
@@ -110,15 +117,14 @@ func appendList(b []byte, list []string) []byte {
 	return b
 }
 
-// readFacts reads what appendFacts wrote, and when.
-func readFacts(b []byte, s *shapes) (*Facts, time.Time, error) {
+// readFacts reads what appendFacts wrote.
+func readFacts(b []byte, s *shapes) (*Facts, error) {
 	if len(b) < 7 {
-		return nil, time.Time{}, errDamaged
+		return nil, errDamaged
 	}
-	at := time.Unix(int64(binary.BigEndian.Uint32(b)), 0)
 	flags, kind, class := b[4], int(b[5]), int(b[6])
 	if kind >= len(kinds) || class >= len(classes) {
-		return nil, time.Time{}, errDamaged
+		return nil, errDamaged
 	}
 	r := reader{rest: b[7:]}
 	f := &Facts{Kind: kinds[kind], ContentOnly: flags&flagContentOnly != 0, Public: flags&flagPublic != 0}
@@ -129,13 +135,13 @@ func readFacts(b []byte, s *shapes) (*Facts, time.Time, error) {
 		f.Err = provider.Errorf(classes[class], "%s", message)
 	}
 	if r.failed {
-		return nil, time.Time{}, errDamaged
+		return nil, errDamaged
 	}
 	var err error
 	if f.Platforms, f.Architectures, f.shared, err = s.read(r.rest); err != nil {
-		return nil, time.Time{}, err
+		return nil, err
 	}
-	return f, at, nil
+	return f, nil
 }
 
 type reader struct {

@@ -93,10 +93,13 @@ func OpenShared(o SharedOptions) (*Shared, error) {
 	}
 	settings.ContextTimeoutEnabled = true
 	settings.DialTimeout, settings.ReadTimeout, settings.WriteTimeout = 10*o.Timeout, 10*o.Timeout, 10*o.Timeout
-	settings.MaxRetries = -1
+	settings.MaxRetries, settings.DialerRetries = -1, 1
 	settings.PoolSize = 16
 	settings.DisableIdentity = true
 	settings.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	// The client reports each failure by a logger of its own, for the whole
+	// process; report does so once for an outage.
+	redis.SetLogger(silence{})
 	s := &Shared{
 		client: redis.NewClient(settings), timeout: o.Timeout, log: o.Log, clock: o.Clock,
 		queue: make(chan sharedWrite, sharedQueue), stop: make(chan struct{}), stopped: make(chan struct{}),
@@ -104,6 +107,12 @@ func OpenShared(o SharedOptions) (*Shared, error) {
 	go s.run()
 	return s, nil
 }
+
+// silence is a logger of go-redis that says nothing.
+type silence struct{}
+
+// Printf does nothing.
+func (silence) Printf(context.Context, string, ...any) {}
 
 func sharedKey(kind byte, k Key) string {
 	return sharedPrefix + string(kind) + ":" + hex.EncodeToString(k[:])
@@ -269,7 +278,7 @@ func (c *Cache) SharedFacts(ctx context.Context, k Key) (*Facts, bool) {
 	if !ok {
 		return nil, false
 	}
-	facts, _, err := readFacts(payload, &c.shapes)
+	facts, err := readFacts(payload, &c.shapes)
 	if err != nil || !facts.Public {
 		return nil, false
 	}

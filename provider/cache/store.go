@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -14,7 +13,6 @@ import (
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/utils/clock"
 )
 
@@ -46,7 +44,7 @@ var (
 	bucketMeta    = []byte("meta")
 	bucketRecords = []byte("records")
 	keyFormat     = []byte("format")
-	keyCounts     = []byte("counts")
+	keyCount      = []byte("count")
 )
 
 type recordKey [17]byte
@@ -65,18 +63,23 @@ type StoreOptions struct {
 // digests, platforms and hashes of references, never a name or a secret; its
 // mode is 0600 all the same.
 //
+// Nothing is read at the start: a cache asks for what it misses, so that a
+// restart is warm as soon as the file is open, and memory holds what is used.
+//
 // Entries are written behind, many in one transaction. Each has a checksum. A
 // file that is corrupt, or of a later format, is renamed and a new one begun,
-// with one line in the log: a cache may be lost, and must never stop the start.
+// with one line in the log, whenever that shows: a cache may be lost, and must
+// never stop the start.
 type Store struct {
 	path  string
 	log   *slog.Logger
 	clock clock.Clock
-	db    *bbolt.DB
+
+	dbMu sync.RWMutex // held to read while db is used, to write while it is exchanged
+	db   *bbolt.DB    // nil when the cache goes on without
 
 	mu      sync.Mutex
 	pending map[recordKey][]byte // nil to delete
-	records map[byte]int         // in the file, by kind
 	failed  bool                 // the last write did
 
 	stop, stopped chan struct{}
@@ -93,7 +96,7 @@ func OpenStore(o StoreOptions) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{path: o.Path, log: o.Log, clock: o.Clock, pending: map[recordKey][]byte{}, records: map[byte]int{}, stop: make(chan struct{}), stopped: make(chan struct{})}
+	s := &Store{path: o.Path, log: o.Log, clock: o.Clock, pending: map[recordKey][]byte{}, stop: make(chan struct{}), stopped: make(chan struct{})}
 	err := s.open()
 	if damaged(err) {
 		if err = s.setAside(err); err == nil {
@@ -121,7 +124,7 @@ func damaged(err error) bool {
 	return false
 }
 
-func (s *Store) open() (err error) {
+func (s *Store) open() error {
 	return guard(func() error {
 		// The list of free pages is written with each transaction. Without it
 		// bbolt looks for them in a goroutine of its own, whose panic at a
@@ -130,14 +133,18 @@ func (s *Store) open() (err error) {
 		if err != nil {
 			return err
 		}
-		s.db = db
 		ready := false
 		err = db.View(func(tx *bbolt.Tx) error {
 			meta := tx.Bucket(bucketMeta)
 			ready = meta != nil && tx.Bucket(bucketRecords) != nil && bytes.Equal(meta.Get(keyFormat), []byte{storeFormat})
 			return nil
 		})
-		if ready || err != nil {
+		if ready {
+			s.db = db
+			return nil
+		}
+		if err != nil {
+			_ = db.Close() // the error before it is the one to tell
 			return err
 		}
 		err = db.Update(func(tx *bbolt.Tx) error {
@@ -159,8 +166,10 @@ func (s *Store) open() (err error) {
 		})
 		if err != nil {
 			_ = db.Close() // the error before it is the one to tell
+			return err
 		}
-		return err
+		s.db = db
+		return nil
 	})
 }
 
@@ -187,124 +196,115 @@ func (s *Store) setAside(cause error) error {
 	return nil
 }
 
-// fill puts the records into a cache. A file that turns out to be damaged is
-// set aside, and the cache stays as empty as it was.
-func (s *Store) fill(c *Cache) {
-	if err := guard(func() error { return s.read(c) }); err != nil {
-		c.tags.reset()
-		c.facts.reset()
-		c.hints.reset()
-		s.mu.Lock()
-		s.pending, s.records = map[recordKey][]byte{}, map[byte]int{}
-		s.mu.Unlock()
-		_ = guard(s.db.Close) // what is mapped to a broken file may fault again
-		if err := s.setAside(err); err != nil {
-			s.log.Warn("the cache's store could not be set aside", "file", s.path, "error", err)
-		}
-		if err := s.open(); err != nil {
-			s.log.Warn("the cache goes on without its store", "file", s.path, "error", err)
-			s.mu.Lock()
-			s.db = nil
-			s.mu.Unlock()
-		}
+// exchange sets a damaged file aside and begins a new one, unless another has
+// done so already.
+func (s *Store) exchange(broken *bbolt.DB, cause error) {
+	s.dbMu.Lock()
+	defer s.dbMu.Unlock()
+	if s.db != broken {
+		return
 	}
+	s.db = nil
+	err := s.setAside(cause)
+	if err == nil {
+		err = s.open()
+	}
+	if err != nil {
+		s.log.Warn("the cache goes on without its store", "file", s.path, "error", err)
+	}
+	// What is mapped to a broken file may fault again, and a transaction that
+	// it broke may hold a lock for ever: nobody waits for this.
+	go func() { _ = guard(broken.Close) }()
 }
 
-// read fills the three tables at the same time: records of one kind stand
-// together in the file, and no table needs another.
-func (s *Store) read(c *Cache) error {
+// get calls read with the payload of a record, which is valid only during the
+// call. It tells whether there was a record that read took.
+func (s *Store) get(kind byte, key Key, read func(payload []byte) error) bool {
+	var k recordKey
+	k[0] = kind
+	copy(k[1:], key[:])
+	s.dbMu.RLock()
+	db := s.db
+	found := false
+	var err error
+	if db != nil {
+		err = guard(func() error {
+			return db.View(func(tx *bbolt.Tx) error {
+				record := tx.Bucket(bucketRecords).Get(k[:])
+				if record == nil {
+					return nil
+				}
+				payload, err := unseal(k[:], record)
+				if err != nil {
+					return err
+				}
+				if err := read(payload); err != nil {
+					return err
+				}
+				found = true
+				return nil
+			})
+		})
+	}
+	s.dbMu.RUnlock()
+	switch {
+	case errors.Is(err, errExpired):
+		s.write(kind, key, nil)
+		return false
+	case err != nil && !errors.Is(err, bolterrors.ErrDatabaseNotOpen):
+		s.exchange(db, err)
+		return false
+	}
+	return found
+}
+
+var errExpired = errors.New("a record is too old")
+
+func (s *Store) tag(key Key) (tagEntry, bool) {
+	var e tagEntry
 	now := s.clock.Now()
-	oldTag, oldFacts, future := now.Add(-tagLife).UnixMilli(), now.Add(-factsLife), now.Add(time.Hour).UnixMilli()
-	counts := s.counts()
-	var group errgroup.Group
-	group.Go(func() error {
-		return guard(func() error {
-			return c.tags.load(counts[recordTag], func(keep func(Key, tagEntry)) error {
-				return s.each(recordTag, func(key Key, payload []byte) error {
-					e, err := readTag(payload)
-					if err != nil {
-						return err
-					}
-					if e.checked < oldTag || e.checked > future {
-						s.write(recordTag, key, nil)
-						return nil
-					}
-					keep(key, e)
-					return nil
-				})
-			})
-		})
+	ok := s.get(recordTag, key, func(payload []byte) (err error) {
+		if e, err = readTag(payload); err == nil && s.expired(recordTag, payload, now) {
+			err = errExpired
+		}
+		return err
 	})
-	group.Go(func() error {
-		return guard(func() error {
-			return c.facts.load(counts[recordFacts], func(keep func(Key, *Facts)) error {
-				return s.each(recordFacts, func(key Key, payload []byte) error {
-					f, at, err := readFacts(payload, &c.shapes)
-					if err != nil {
-						return err
-					}
-					if at.Before(oldFacts) {
-						s.write(recordFacts, key, nil)
-						return nil
-					}
-					keep(key, f)
-					return nil
-				})
-			})
-		})
-	})
-	group.Go(func() error {
-		return guard(func() error {
-			return c.hints.load(counts[recordHint], func(keep func(Key, struct{})) error {
-				return s.each(recordHint, func(key Key, _ []byte) error {
-					keep(key, struct{}{})
-					return nil
-				})
-			})
-		})
-	})
-	return group.Wait()
+	return e, ok
 }
 
-// each reads the records of one kind, checksums included.
-func (s *Store) each(kind byte, read func(key Key, payload []byte) error) error {
-	return s.db.View(func(tx *bbolt.Tx) error {
-		cursor := tx.Bucket(bucketRecords).Cursor()
-		n := 0
-		for k, record := cursor.Seek([]byte{kind}); len(k) > 0 && k[0] == kind; k, record = cursor.Next() {
-			if len(k) != len(recordKey{}) {
-				return errDamaged
-			}
-			payload, err := unseal(k, record)
-			if err != nil {
-				return err
-			}
-			if err := read(Key(k[1:]), payload); err != nil {
-				return err
-			}
-			n++
+func (s *Store) facts(key Key, known *shapes) (*Facts, bool) {
+	var f *Facts
+	now := s.clock.Now()
+	ok := s.get(recordFacts, key, func(payload []byte) (err error) {
+		if f, err = readFacts(payload, known); err == nil && s.expired(recordFacts, payload, now) {
+			err = errExpired
 		}
-		s.mu.Lock()
-		s.records[kind] = n
-		s.mu.Unlock()
+		return err
+	})
+	return f, ok
+}
+
+func (s *Store) hint(key Key) bool {
+	now := s.clock.Now()
+	return s.get(recordHint, key, func(payload []byte) error {
+		if len(payload) != hintPayload {
+			return errDamaged
+		}
+		if s.expired(recordHint, payload, now) {
+			return errExpired
+		}
 		return nil
 	})
 }
 
-// counts gives how many records of each kind there are, as the last write noted.
-func (s *Store) counts() map[byte]int {
-	counts := map[byte]int{}
-	_ = guard(func() error { // a guess for the size of maps; what is damaged shows when it is read
-		return s.db.View(func(tx *bbolt.Tx) error {
-			noted := tx.Bucket(bucketMeta).Get(keyCounts)
-			for len(noted) >= 5 {
-				counts[noted[0]] = int(min(binary.BigEndian.Uint32(noted[1:]), maxRecords))
-				noted = noted[5:]
-			}
-			return nil
-		})
-	})
-	return counts
+// expired tells whether a payload, of the right length, is too old to be used:
+// each begins with its time.
+func (s *Store) expired(kind byte, payload []byte, now time.Time) bool {
+	if kind == recordTag {
+		at := time.UnixMilli(int64(binary.BigEndian.Uint64(payload))) //nolint:gosec // G115: as written
+		return at.Before(now.Add(-tagLife)) || at.After(now.Add(time.Hour))
+	}
+	return time.Unix(int64(binary.BigEndian.Uint32(payload)), 0).Before(now.Add(-factsLife))
 }
 
 // write has a record written, or deleted when it is nil, with the next flush.
@@ -343,55 +343,94 @@ func (s *Store) run() {
 // interval. What cannot be written is lost.
 func (s *Store) Flush() {
 	s.mu.Lock()
-	pending, db, records, total := s.pending, s.db, maps.Clone(s.records), 0
+	pending := s.pending
 	s.pending = make(map[recordKey][]byte)
 	s.mu.Unlock()
-	if len(pending) == 0 || db == nil {
-		return
-	}
-	for _, n := range records {
-		total += n
-	}
-	err := guard(func() error {
-		return db.Update(func(tx *bbolt.Tx) error {
-			bucket := tx.Bucket(bucketRecords)
-			for k, record := range pending {
-				there := bucket.Get(k[:]) != nil
-				var err error
-				switch {
-				case record == nil:
-					err = bucket.Delete(k[:])
-					if there {
-						records[k[0]]--
-						total--
-					}
-				case there:
-					err = bucket.Put(k[:], record)
-				case total < maxRecords:
-					err = bucket.Put(k[:], record)
-					records[k[0]]++
-					total++
-				}
-				if err != nil {
-					return err
-				}
-			}
-			var noted []byte
-			for _, kind := range []byte{recordTag, recordFacts, recordHint} {
-				noted = append(noted, kind)
-				noted = binary.BigEndian.AppendUint32(noted, uint32(records[kind])) //nolint:gosec // G115: at most maxRecords
-			}
-			return tx.Bucket(bucketMeta).Put(keyCounts, noted)
+	s.dbMu.RLock()
+	db := s.db
+	var err error
+	if len(pending) > 0 && db != nil {
+		err = guard(func() error {
+			return db.Update(func(tx *bbolt.Tx) error { return s.update(tx, pending) })
 		})
-	})
+	}
+	s.dbMu.RUnlock()
+	if damaged(err) {
+		s.exchange(db, err)
+		err = nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil {
-		s.records = records
-	} else if !s.failed {
+	if err != nil && !s.failed {
 		s.log.Warn("the cache's store could not be written; the cache goes on in memory", "file", s.path, "error", err)
 	}
 	s.failed = err != nil
+}
+
+func (s *Store) update(tx *bbolt.Tx, pending map[recordKey][]byte) error {
+	bucket, meta := tx.Bucket(bucketRecords), tx.Bucket(bucketMeta)
+	total := uint64(0)
+	if noted := meta.Get(keyCount); len(noted) == 8 {
+		total = binary.BigEndian.Uint64(noted)
+	}
+	if total >= maxRecords {
+		left, err := s.prune(bucket)
+		if err != nil {
+			return err
+		}
+		total = left
+	}
+	for k, record := range pending {
+		there := bucket.Get(k[:]) != nil
+		switch {
+		case record == nil && there:
+			if err := bucket.Delete(k[:]); err != nil {
+				return err
+			}
+			total = max(total, 1) - 1
+		case record != nil && (there || total < maxRecords):
+			if err := bucket.Put(k[:], record); err != nil {
+				return err
+			}
+			if !there {
+				total++
+			}
+		}
+	}
+	return meta.Put(keyCount, binary.BigEndian.AppendUint64(nil, total))
+}
+
+// prune deletes the records that are too old and, when these were few, each
+// second of the others. It gives how many are left.
+func (s *Store) prune(bucket *bbolt.Bucket) (left uint64, err error) {
+	now := s.clock.Now()
+	for _, keepAll := range []bool{true, false} {
+		left = 0
+		second := false
+		var gone [][]byte
+		cursor := bucket.Cursor()
+		for k, record := cursor.First(); k != nil; k, record = cursor.Next() {
+			payload, err := unseal(k, record)
+			if err != nil || len(payload) < hintPayload || k[0] == recordTag && len(payload) != tagPayload {
+				return 0, errDamaged
+			}
+			second = !second
+			if s.expired(k[0], payload, now) || !keepAll && second {
+				gone = append(gone, bytes.Clone(k))
+			} else {
+				left++
+			}
+		}
+		for _, k := range gone {
+			if err := bucket.Delete(k); err != nil {
+				return 0, err
+			}
+		}
+		if left < maxRecords*7/8 {
+			break
+		}
+	}
+	return left, nil
 }
 
 // Close writes what waits and closes the file.
@@ -400,8 +439,10 @@ func (s *Store) Close() error {
 	s.once.Do(func() {
 		close(s.stop)
 		<-s.stopped
+		s.dbMu.Lock()
+		defer s.dbMu.Unlock()
 		if s.db != nil {
-			err = s.db.Close()
+			err = guard(s.db.Close)
 		}
 	})
 	return err
