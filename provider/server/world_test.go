@@ -85,6 +85,7 @@ type world struct {
 	log                   *lockedBuffer
 	connections           atomic.Int64 // accepted at the data port
 	tokens                *server.Tokens
+	stepping              bool // the clock goes on while the test waits
 }
 
 type lockedBuffer struct {
@@ -284,14 +285,22 @@ func (w *world) metric(sample string) string {
 // eventually waits until a condition holds.
 func (w *world) eventually(what string, holds func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			w.t.Fatalf("never: %s\n%s", what, w.log)
+		}
+		if w.stepping {
+			w.clock.Step(time.Second)
 		}
 	}
 }
 
-// reload lets the server look at its files again.
-func (w *world) reload() { w.clock.Step(time.Second) }
+// reload lets the server look at its files again, now and for as long as the
+// test waits for something: a step of the clock before the server has begun to
+// follow a file is lost.
+func (w *world) reload() {
+	w.stepping = true
+	w.clock.Step(time.Second)
+}
 
 func prometheusRegistry() *prometheus.Registry { return prometheus.NewRegistry() }
