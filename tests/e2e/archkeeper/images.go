@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -24,42 +25,76 @@ type Registry struct {
 	// Host is 127.0.0.1:PORT, the first part of every reference.
 	Host string
 
-	server   *http.Server
+	handler  http.Handler
 	requests atomic.Int64
+	delay    atomic.Int64 // nanoseconds; below zero: no answer at all
 
-	mu  sync.Mutex
-	err error
+	mu     sync.Mutex
+	server *http.Server // nil while it is down
 }
 
 // ServeImages starts an empty registry.
 func ServeImages() (*Registry, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("starting a registry: %w", err)
+	r := &Registry{Host: "127.0.0.1:0", handler: registry.New(registry.Logger(nothing))}
+	if err := r.Up(); err != nil {
+		return nil, err
 	}
-	r := &Registry{Host: listener.Addr().String()}
-	handler := registry.New(registry.Logger(nothing))
-	r.server = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		if request.Method == http.MethodGet || request.Method == http.MethodHead {
-			r.requests.Add(1)
-		}
-		handler.ServeHTTP(w, request)
-	}), ReadHeaderTimeout: readTimeout}
-	go func() {
-		err := r.server.Serve(listener)
-		r.mu.Lock()
-		r.err = err
-		r.mu.Unlock()
-	}()
 	return r, nil
 }
 
-// Close ends the registry.
-func (r *Registry) Close() error {
-	if err := r.server.Close(); err != nil {
+// Up serves again after Down, at the same port and with the same images.
+func (r *Registry) Up() error {
+	listener, err := net.Listen("tcp", r.Host)
+	if err != nil {
+		return fmt.Errorf("starting a registry: %w", err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(r.serve), ReadHeaderTimeout: readTimeout}
+	r.mu.Lock()
+	r.Host, r.server = listener.Addr().String(), server
+	r.mu.Unlock()
+	go func() { _ = server.Serve(listener) }() // it ends with Down
+	return nil
+}
+
+// Down refuses connections, and ends those that are open.
+func (r *Registry) Down() error {
+	r.mu.Lock()
+	server := r.server
+	r.server = nil
+	r.mu.Unlock()
+	if server == nil {
+		return nil
+	}
+	if err := server.Close(); err != nil {
 		return fmt.Errorf("ending the registry: %w", err)
 	}
 	return nil
+}
+
+// Close ends the registry.
+func (r *Registry) Close() error { return r.Down() }
+
+// Delay makes each GET and HEAD take at least that long; below zero it gets no
+// answer at all.
+func (r *Registry) Delay(d time.Duration) { r.delay.Store(int64(d)) }
+
+func (r *Registry) serve(w http.ResponseWriter, request *http.Request) {
+	if request.Method == http.MethodGet || request.Method == http.MethodHead {
+		r.requests.Add(1)
+		delay := time.Duration(r.delay.Load())
+		var over <-chan time.Time // never
+		if delay >= 0 {
+			timer := time.NewTimer(delay)
+			defer timer.Stop()
+			over = timer.C
+		}
+		select {
+		case <-over:
+		case <-request.Context().Done():
+			return
+		}
+	}
+	r.handler.ServeHTTP(w, request)
 }
 
 // Requests is how many GET and HEAD requests the registry has seen.
