@@ -29,6 +29,7 @@ import (
 // providerFlags are those of `archkeeper provider`.
 type providerFlags struct {
 	registries registryFlags
+	cache      cacheFlags
 
 	admission admissionFlags
 
@@ -68,6 +69,7 @@ func (f *providerFlags) add(flags *pflag.FlagSet) {
 	f.admission.add(flags)
 	f.registries.add(flags)
 	f.registries.addGuard(flags)
+	f.cache.add(flags)
 
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`FILE` that says how to reach the API server, for bearer tokens and pull secrets; else KUBECONFIG, else the pod's own access")
 	flags.StringVar(&f.secrets, "secrets", secretsOnDemand, "how pull secrets are read: on-demand (needs get), cluster (watched; needs list and watch everywhere) or none")
@@ -159,8 +161,13 @@ func (f *providerFlags) run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
+	answers, closeCache, err := f.cache.open(log)
+	if err != nil {
+		return err
+	}
+	defer closeCache()
 	inspector, err := registry.New(registry.Options{
-		Keychain: keychain, Reach: connections, Mirrors: mirrors.Current, Log: log, Metrics: metrics, UserAgent: "archkeeper/" + version,
+		Keychain: keychain, Reach: connections, Mirrors: mirrors.Current, Cache: answers, Log: log, Metrics: metrics, UserAgent: "archkeeper/" + version,
 	})
 	if err != nil {
 		return err
