@@ -27,6 +27,8 @@ type ungateFlags struct {
 
 	uninstall bool
 	remove    []string
+	stop      string
+	lease     string
 	timeout   time.Duration
 }
 
@@ -67,6 +69,8 @@ could not be freed.`,
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`FILE` that says how to reach the API server; else KUBECONFIG, else the pod's own access")
 	flags.BoolVar(&f.uninstall, "uninstall", false, "the product is being removed: delete what --delete names first, free pods until no more appear, and delete what the controllers made")
 	flags.StringArrayVar(&f.remove, "delete", nil, "cluster-scoped `RESOURCE.VERSION.GROUP/NAME` to delete with --uninstall; may be repeated")
+	flags.StringVar(&f.stop, "deployment", "", "`NAME` of the controllers' Deployment in --namespace, to delete with --uninstall once nothing is gated")
+	flags.StringVar(&f.lease, "lease", "", "`NAME` of the controllers' Lease in --namespace, to delete with --uninstall")
 	flags.DurationVar(&f.timeout, "timeout", 2*time.Minute, "time after which --uninstall stops waiting for more pods")
 	return cmd
 }
@@ -101,7 +105,7 @@ func (f *ungateFlags) run(ctx context.Context, std streams, names []string) erro
 		if err != nil {
 			return err
 		}
-		run = placement.Uninstall{Ungate: ungate, Objects: objects, Namespace: f.namespace, Delete: f.remove, Timeout: f.timeout}.Run
+		run = placement.Uninstall{Ungate: ungate, Objects: objects, Namespace: f.namespace, Delete: f.remove, Deployment: f.stop, Lease: f.lease, Timeout: f.timeout}.Run
 	}
 	freed, err := run(ctx)
 	bar.Close()

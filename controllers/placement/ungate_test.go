@@ -7,9 +7,12 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
@@ -134,5 +137,67 @@ func TestUninstall(t *testing.T) {
 	u.Delete = []string{"nonsense"}
 	if _, err := u.Run(t.Context()); err == nil {
 		t.Error("nonsense was deleted")
+	}
+}
+
+// Who made our objects would make them again: the controllers end before what
+// they made goes, and what they may have put back goes once more.
+func TestUninstallEndsTheControllersFirst(t *testing.T) {
+	labels := map[string]string{"component": "controllers"}
+	client := fake.NewClientset(
+		&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "ours", Name: "controllers"}, Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ours", Name: "controllers-x", Labels: labels}},
+		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ours", Name: "controllers"}},
+	)
+	webhooks := schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingwebhookconfigurations"}
+	objects := dynamicfake.NewSimpleDynamicClient(clientgoscheme.Scheme)
+	looks := 0
+	client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.(clienttesting.ListAction).GetListRestrictions().Labels.String() != "component=controllers" {
+			return false, nil, nil
+		}
+		if looks++; looks < 3 {
+			return false, nil, nil
+		}
+		// The pod ends, and its last act was to put the webhook back.
+		if err := client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "ours", "controllers-x"); err == nil {
+			back := &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration", "metadata": map[string]any{"name": "mutate"},
+			}}
+			if _, err := objects.Resource(webhooks).Create(t.Context(), back, metav1.CreateOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+		return false, nil, nil
+	})
+	clock := clocktesting.NewFakeClock(time.Now())
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				clock.Step(settle)
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}()
+	_, err := Uninstall{
+		Ungate: Ungate{Client: client, Gate: gate}, Objects: objects, Namespace: "ours", Timeout: time.Hour, Clock: clock,
+		Delete: []string{"mutatingwebhookconfigurations.v1.admissionregistration.k8s.io/mutate"}, Deployment: "controllers", Lease: "controllers",
+	}.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if looks < 3 {
+		t.Errorf("the controllers' pods were looked at %d times, want until they are gone", looks)
+	}
+	if _, err := objects.Resource(webhooks).Get(t.Context(), "mutate", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the webhook that was put back is still there: %v", err)
+	}
+	if _, err := client.CoordinationV1().Leases("ours").Get(t.Context(), "controllers", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the lease is still there: %v", err)
 	}
 }

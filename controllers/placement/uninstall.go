@@ -28,7 +28,7 @@ const (
 )
 
 // Uninstall removes what holds pods: first what injects the gate, then the gates,
-// until no more of them appear, then what the controllers made.
+// until no more of them appear, then the controllers, then what they made.
 type Uninstall struct {
 	Ungate
 	Objects dynamic.Interface
@@ -37,7 +37,11 @@ type Uninstall struct {
 	// Delete are cluster-scoped objects, RESOURCE.VERSION.GROUP/NAME. One that is
 	// not there, or whose resource is not, is none to delete.
 	Delete []string
-	// Timeout of the freeing.
+	// Deployment of the controllers in Namespace: once nothing is gated any more it
+	// is deleted, and its pods are waited for, because who made the rest would make
+	// it again. Lease is theirs. Empty: left alone.
+	Deployment, Lease string
+	// Timeout of the freeing, and of the waiting for the controllers' end.
 	Timeout time.Duration
 	// Clock of the time between two looks; the real one when nil.
 	Clock clock.Clock
@@ -57,7 +61,52 @@ func (u Uninstall) Run(ctx context.Context) ([]types.NamespacedName, error) {
 	if err != nil {
 		return freed, err
 	}
+	if err := u.stop(ctx); err != nil {
+		return freed, err
+	}
+	// A controller may have put back what was deleted before it ended.
+	for _, text := range u.Delete {
+		if err := u.delete(ctx, text); err != nil {
+			return freed, err
+		}
+	}
 	return freed, u.clean(ctx)
+}
+
+// stop deletes the controllers' Deployment and waits until their pods are gone.
+func (u Uninstall) stop(ctx context.Context) error {
+	if u.Deployment == "" || u.Namespace == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, u.Timeout)
+	defer cancel()
+	deployments := u.Client.AppsV1().Deployments(u.Namespace)
+	deployment, err := deployments.Get(ctx, u.Deployment, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading deployment %s/%s: %w", u.Namespace, u.Deployment, err)
+	}
+	err = deployments.Delete(ctx, u.Deployment, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting deployment %s/%s: %w", u.Namespace, u.Deployment, err)
+	}
+	selector := metav1.FormatLabelSelector(deployment.Spec.Selector)
+	for {
+		pods, err := u.Client.CoreV1().Pods(u.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			return fmt.Errorf("waiting for the controllers to end: %w", err)
+		}
+		if len(pods.Items) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d pods of deployment %s/%s have not ended", len(pods.Items), u.Namespace, u.Deployment)
+		case <-u.Clock.After(settle):
+		}
+	}
 }
 
 func (u Uninstall) delete(ctx context.Context, text string) error {
@@ -117,6 +166,13 @@ func (u Uninstall) clean(ctx context.Context) error {
 				return fmt.Errorf("deleting %s %s/%s: %w", resource, u.Namespace, list.Items[i].GetName(), err)
 			}
 		}
+	}
+	if u.Lease == "" {
+		return nil
+	}
+	err := u.Client.CoordinationV1().Leases(u.Namespace).Delete(ctx, u.Lease, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting lease %s/%s: %w", u.Namespace, u.Lease, err)
 	}
 	return nil
 }
