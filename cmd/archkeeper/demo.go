@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/archkeeper/archkeeper/demo"
+	"github.com/archkeeper/archkeeper/internal/demo"
 )
 
 func newDemoCommand(std streams) *cobra.Command {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/archkeeper/archkeeper/demo"
+	"github.com/archkeeper/archkeeper/internal/demo"
 )
 
 type output struct {
