@@ -64,6 +64,7 @@ not_exempt(uses, prefixes) := {use |
 # description: Whether one of the prefixes covers the repository of an image reference.
 # scope: document
 exempt(image, prefixes) if {
+	count(prefixes) > 0
 	name := repository(image)
 	some prefix in prefixes
 	_covers(trim_suffix(prefix, "/"), name)

@@ -133,29 +133,34 @@ _ask(name, keys) := response if {
 	is_object(response)
 } else := {"system_error": "external_data gave no result"}
 
-# What a response says of its keys, and what its silence about a key means.
+# What a response says of its keys, and what its silence about a key means. A pair
+# may stand there twice: the same again is harmless, another value is not.
 _heard(name, response) := {
-	"values": _by_key(_list(response, "responses")),
-	"errors": _by_key(_list(response, "errors")),
+	"values": values,
+	"contradicted": {key | some [key, value] in pairs; values[key] != [value]},
+	"errors": _by_key(_pairs(response, "errors")),
 	"undetermined": _by_key([[entry.key, entry] | some entry in _undetermined(text)]),
 	"silence": _silence(name, text),
 } if {
 	text := _text_or(response, "system_error", "")
+	pairs := _pairs(response, "responses")
+	values := _by_key(pairs)
 }
 
-# From key to the set of what was said about it: a pair may stand there twice.
-_by_key(pairs) := {key: {value | some [same, value] in pairs; same == key} |
-	some [key, _] in pairs
-}
+# The pairs of a list; both lists are null after a failure on the way.
+_pairs(response, field) := [pair | some pair in _list(response, field); is_array(pair); count(pair) == 2]
 
-_answer(key, said) := _item_error(max(texts)) if {
-	texts := said.errors[key]
+# From key to what was said about it last, in an array of one: values are not merged.
+_by_key(pairs) := object.union_n([{key: [value]} | some [key, value] in pairs])
+
+_answer(key, said) := _item_error(text) if {
+	[text] := said.errors[key]
 } else := _unknown("internal", "the provider gave two different answers") if {
-	count(said.values[key]) > 1
+	key in said.contradicted
 } else := _value(value) if {
-	some value in said.values[key]
+	[value] := said.values[key]
 } else := _unknown(_class_or(entry.class, "internal"), _text_or(entry, "message", "")) if {
-	entry := max(said.undetermined[key])
+	[entry] := said.undetermined[key]
 } else := said.silence
 
 _value(value) := object.union(value, {"status": "any"}) if {
