@@ -106,6 +106,7 @@ fmt: ## Format Go and Rego
 
 .PHONY: generate
 generate: ## Generate templates, CLI pages and tables from their sources
+	go generate ./policies # first: the chart copies what it makes
 	go generate ./...
 
 .PHONY: verify
