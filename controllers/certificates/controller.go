@@ -32,6 +32,10 @@ import (
 // FieldManager owns what this controller writes.
 const FieldManager = "archkeeper-certificates"
 
+// RotateAnnotation on the authority's Secret, with any value, asks for a new
+// authority now. It is taken off when the next one is published.
+const RotateAnnotation = "archkeeper.io/rotate"
+
 // Keys of the Secrets. A leaf's Secret has those of kubernetes.io/tls and the
 // bundle of authorities to trust.
 const (
@@ -200,6 +204,7 @@ func (c *Controller) Once(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, fmt.Errorf("secret %s/%s: %w", c.Namespace, c.Authority, err)
 	}
+	_, state.Asked = authority.Annotations[RotateAnnotation]
 	published, err := c.published(ctx, state.Bundle(), leafSecrets)
 	if err != nil {
 		return 0, err
@@ -443,6 +448,7 @@ func (c *Controller) write(ctx context.Context, s *corev1.Secret, data map[strin
 	defer cancel()
 	s = s.DeepCopy()
 	s.Data = data
+	delete(s.Annotations, RotateAnnotation)
 	secrets := c.Client.CoreV1().Secrets(c.Namespace)
 	var err error
 	if s.ResourceVersion == "" {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -102,5 +103,43 @@ func TestAFollowedSecretWithoutABundleIsNamed(t *testing.T) {
 	}
 	if _, err := c.Once(t.Context()); err == nil || !strings.Contains(err.Error(), "ns/theirs") {
 		t.Errorf("got %v, want an error that names ns/theirs", err)
+	}
+}
+
+func TestAnAuthorityIsReplacedWhenAskedFor(t *testing.T) {
+	client := fake.NewClientset()
+	clock := clocktesting.NewFakeClock(start)
+	c, err := New(Options{
+		Client: client, Dynamic: dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), Namespace: "ns", Authority: "ca", Leaves: requests, Clock: clock,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	once := func() *corev1.Secret {
+		t.Helper()
+		if _, err := c.Once(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		secret, err := client.CoreV1().Secrets("ns").Get(t.Context(), "ca", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return secret
+	}
+	first := once()
+	first.Annotations = map[string]string{RotateAnnotation: "now"}
+	if _, err := client.CoreV1().Secrets("ns").Update(t.Context(), first, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	published := once()
+	if len(published.Data[keyNextCert]) == 0 || len(published.Annotations) != 0 {
+		t.Errorf("no next authority, or asked for still: %v", published.Annotations)
+	}
+	for range 4 {
+		clock.Step(10 * time.Minute)
+		published = once()
+	}
+	if bytes.Equal(published.Data[keyCert], first.Data[keyCert]) || len(published.Data[keyNextCert]) != 0 || len(published.Data[keyOld]) != 0 {
+		t.Error("after the overlaps the new authority does not stand alone")
 	}
 }

@@ -82,6 +82,8 @@ type State struct {
 	Published time.Time
 	// Promoted is when Active took over from Old.
 	Promoted time.Time
+	// Asked is set when somebody wants a new authority though none is due.
+	Asked bool
 }
 
 // Bundle is every certificate to trust, PEM, the active one first.
@@ -129,11 +131,11 @@ func Plan(now time.Time, life Lifetimes, state State, leaves map[string]Pair, wa
 		if _, err := parse(s.Next); err != nil {
 			return Outcome{}, fmt.Errorf("the next authority: %w", err)
 		}
-	} else if due(now, active) {
+	} else if due(now, active) || s.Asked {
 		if s.Next, _, err = newAuthority(now, life, random); err != nil {
 			return Outcome{}, err
 		}
-		s.Published, published = time.Time{}, false
+		s.Published, published, s.Asked = time.Time{}, false, false
 		out.Notes = append(out.Notes, "published the next certificate authority beside the active one")
 	}
 	switch {
