@@ -203,13 +203,33 @@ func decode(data []byte) ([]document, error) {
 		if err == nil {
 			return documents, nil
 		}
-		// YAML in flow style begins like JSON; what neither can read is JSON's fault.
-		if documents, yamlErr := decodeYAML(data); yamlErr == nil {
+		// YAML in flow style begins like JSON, and a stream of YAML may begin
+		// with a document of JSON. Of what neither can read, the fault is that of
+		// the reader that came further.
+		documents, yamlErr := decodeYAML(data)
+		if yamlErr == nil {
 			return documents, nil
+		}
+		if lineOf(yamlErr) > lineOf(err) {
+			return nil, yamlErr
 		}
 		return nil, err
 	}
 	return decodeYAML(data)
+}
+
+// fault is what is wrong with a text, and on which line, from 1.
+type fault struct {
+	line    int
+	message string
+}
+
+func (f fault) Error() string { return fmt.Sprintf("line %d: %s", f.line, f.message) }
+
+func lineOf(err error) int {
+	var at fault
+	errors.As(err, &at)
+	return at.line
 }
 
 func decodeJSON(data []byte) ([]document, error) {
@@ -230,7 +250,7 @@ func decodeJSON(data []byte) ([]document, error) {
 			} else if errors.Is(err, io.ErrUnexpectedEOF) {
 				offset = int64(len(data))
 			}
-			return nil, fmt.Errorf("line %d: %s", lineAt(data, offset), provider.Printable(err.Error()))
+			return nil, fault{lineAt(data, offset), provider.Printable(err.Error())}
 		}
 		for start < int64(len(data)) && strings.IndexByte(" \t\r\n", data[start]) >= 0 {
 			start++

@@ -3,10 +3,9 @@ package workloads
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"regexp"
-	"strconv"
+	"sort"
 
 	"go.yaml.in/yaml/v3"
 
@@ -30,7 +29,7 @@ func decodeYAML(data []byte) (documents []document, err error) {
 			return documents, nil
 		}
 		if err != nil {
-			return nil, describe(err, max(node.Line, 1))
+			return nil, describe(err, faultyLine(data, err))
 		}
 		value, err := builder.value(&node)
 		if err != nil {
@@ -41,16 +40,28 @@ func decodeYAML(data []byte) (documents []document, err error) {
 }
 
 // yamlError is the form of the YAML library's messages: the first fault is kept.
-var yamlError = regexp.MustCompile(`^(?:yaml: )?(?:unmarshal errors:\s+)?(?:line (\d+): )?([^\n]*)`)
+var yamlError = regexp.MustCompile(`^(?:yaml: )?(?:unmarshal errors:\s+)?(?:line \d+: )?([^\n]*)`)
 
-// describe gives the first fault of the library's error with its line; line is
-// that of the document, for faults without one.
+// describe gives the first fault of the library's error with its line.
 func describe(err error, line int) error {
-	parts := yamlError.FindStringSubmatch(err.Error())
-	if parts[1] == "" {
-		parts[1] = strconv.Itoa(line)
-	}
-	return fmt.Errorf("line %s: %s", parts[1], provider.Printable(parts[2]))
+	return fault{line, provider.Printable(yamlError.FindStringSubmatch(err.Error())[1])}
+}
+
+// faultyLine gives the line with which the library's error comes up: the number
+// in its message is that of a line before the construct in which the fault is,
+// or missing. So many lines are read as give the very same error; the error of
+// a construct that is open at the end is thus where it begins.
+func faultyLine(data []byte, err error) int {
+	lines := bytes.SplitAfter(data, []byte("\n"))
+	return 1 + sort.Search(len(lines)-1, func(n int) bool {
+		decoder := yaml.NewDecoder(bytes.NewReader(bytes.Join(lines[:n+1], nil)))
+		for {
+			var node yaml.Node
+			if found := decoder.Decode(&node); found != nil {
+				return found.Error() == err.Error()
+			}
+		}
+	})
 }
 
 func firstLine(node *yaml.Node) int {
@@ -70,7 +81,7 @@ type builder struct {
 
 func (b *builder) value(node *yaml.Node) (any, error) {
 	if b.nodes--; b.nodes < 0 {
-		return nil, fmt.Errorf("line %d: the document grows without bound through its aliases", node.Line)
+		return nil, fault{node.Line, "the document grows without bound through its aliases"}
 	}
 	switch node.Kind {
 	case yaml.DocumentNode:
@@ -112,7 +123,7 @@ func (b *builder) mapping(node *yaml.Node) (any, error) {
 			key = key.Alias
 		}
 		if key.Kind != yaml.ScalarNode {
-			return nil, fmt.Errorf("line %d: a key is no text (a template that was not rendered?)", node.Content[i].Line)
+			return nil, fault{node.Content[i].Line, "a key is no text (a template that was not rendered?)"}
 		}
 		value, err := b.value(node.Content[i+1])
 		if err != nil {
@@ -123,7 +134,7 @@ func (b *builder) mapping(node *yaml.Node) (any, error) {
 			continue
 		}
 		if _, twice := fields[key.Value]; twice {
-			return nil, fmt.Errorf("line %d: the key %s is there twice", node.Content[i].Line, provider.Quote(key.Value))
+			return nil, fault{node.Content[i].Line, "the key " + provider.Quote(key.Value) + " is there twice"}
 		}
 		fields[key.Value] = value
 	}
