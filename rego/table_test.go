@@ -294,6 +294,10 @@ func TestEachRowOfTheTable(t *testing.T) {
 		"an unknown image, and the user chose the architecture everywhere, gated": {
 			spec: "nodeSelector: {kubernetes.io/arch: amd64}", images: images(unknown("timeout", true)), change: []func(*rego.Input){gated},
 			action: release, reason: "UserArchitecture", archs: "amd64"},
+		"a durable-bad image, and the user chose the architecture everywhere": {
+			spec: "nodeSelector: {kubernetes.io/arch: amd64}", images: images(unknown("malformed", false)),
+			action: ignore, reason: "ImageUnusable", outcome: undetermined,
+		},
 		"the user chose by nodeSelector, images share nothing": {
 			spec: "nodeSelector: {kubernetes.io/arch: amd64}", images: apart,
 			action: ignore, reason: "ArchitectureContradiction", outcome: contradicts},

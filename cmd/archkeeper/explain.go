@@ -86,6 +86,9 @@ func (f *explainFlags) run(ctx context.Context, std streams, args []string) erro
 		if err != nil {
 			return err
 		}
+		if len(files) != 1 {
+			return fmt.Errorf("%s: the configuration is one file", f.configFile)
+		}
 		parsed, err := config.Parse(files[0].Data)
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.configFile, err)

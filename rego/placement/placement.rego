@@ -61,11 +61,11 @@ verdict := leave(skip.reason, skip.message, set()) if {
 	every i, _ in alternatives { kept(i) }
 } else := place("NoCommonArchitecture", no_common_message, set()) if {
 	shares_nothing
+} else := leave("ImageUnusable", unknown_message("left to the kubelet, which will say the same"), set()) if {
+	count(bad) > 0
 } else := leave("UserArchitecture", "the pod chooses its architecture itself; its images are not known and need not be", chosen_architectures) if {
 	count(unknown) > 0
 	chosen_everywhere
-} else := leave("ImageUnusable", unknown_message("left to the kubelet, which will say the same"), set()) if {
-	count(bad) > 0
 } else := gate if {
 	count(unknown) > 0
 	input.phase == "admit"

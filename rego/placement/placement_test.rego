@@ -8,6 +8,7 @@ test_verdicts[name] if {
 		"images that share nothing": {"question": ask({}, {"a": amd64, "b": arm64}), "want": ["place", "NoCommonArchitecture"]},
 		"images that share nothing, one more unknown": {"question": ask({}, {"a": amd64, "b": arm64, "c": waiting}), "want": ["place", "NoCommonArchitecture"]},
 		"a choice and unknown images": {"question": ask({"nodeSelector": {"kubernetes.io/arch": "amd64"}}, {"a": waiting}), "want": ["ignore", "UserArchitecture"]},
+		"a choice and a bad image": {"question": ask({"nodeSelector": {"kubernetes.io/arch": "amd64"}}, {"a": broken}), "want": ["ignore", "ImageUnusable"]},
 		"a bad image": {"question": ask({}, {"a": broken, "b": waiting}), "want": ["ignore", "ImageUnusable"]},
 		"an unknown image": {"question": ask({}, {"a": waiting}), "want": ["gate", "ImagesUnknown"]},
 		"an unknown image, nobody alive": {"question": object.union(ask({}, {"a": waiting}), {"controller_alive": false}), "want": ["ignore", "ControllerNotAlive"]},
