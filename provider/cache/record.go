@@ -21,7 +21,7 @@ import (
 
 var errDamaged = errors.New("a record is damaged")
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+var castagnoli = crc32.MakeTable(crc32.Castagnoli) //nolint:gochecknoglobals // a constant table
 
 const checksumSize = 4
 
@@ -56,7 +56,7 @@ func appendTime(b []byte, at time.Time) []byte {
 func appendTag(b []byte, e tagEntry) []byte {
 	b = binary.BigEndian.AppendUint64(b, uint64(e.checked)) //nolint:gosec // G115: back to int64 when read
 	b = append(b, e.facts[:]...)
-	return append(b, byte(e.candidate), byte(e.credential))
+	return append(b, byte(e.candidate), byte(e.credential)) //nolint:gosec // G115: back to int8 when read
 }
 
 func readTag(b []byte) (tagEntry, error) {
@@ -70,7 +70,9 @@ func readTag(b []byte) (tagEntry, error) {
 
 // kinds and classes are written as positions in these lists, which only grow.
 var (
-	kinds   = []provider.Kind{"", provider.KindIndex, provider.KindManifest, provider.KindArtifact, provider.KindSchema1}
+	//nolint:gochecknoglobals // a constant
+	kinds = []provider.Kind{"", provider.KindIndex, provider.KindManifest, provider.KindArtifact, provider.KindSchema1}
+	//nolint:gochecknoglobals // a constant
 	classes = append([]provider.Class{""}, provider.Classes()...)
 )
 

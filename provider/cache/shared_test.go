@@ -38,14 +38,14 @@ func startRedis(t *testing.T) (address string, stop func()) {
 			t.Fatal(err)
 		}
 		_ = l.Close()
-		server := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()) //nolint:gosec // G204: found by name
+		server := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir())
 		if err := server.Start(); err != nil {
 			t.Fatal(err)
 		}
 		stop := sync.OnceFunc(func() { _ = server.Process.Kill(); _ = server.Wait() })
 		t.Cleanup(stop)
 		client := redis.NewClient(&redis.Options{Addr: address})
-		defer client.Close() //nolint:errcheck // of a test
+		defer client.Close()
 		for deadline := time.Now().Add(10 * time.Second); client.Ping(t.Context()).Err() != nil; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s does not answer", name)
@@ -103,7 +103,7 @@ func TestReplicasShareWhatEverybodyMayKnow(t *testing.T) {
 		t.Error("private facts were shared")
 	}
 	client := redis.NewClient(&redis.Options{Addr: address})
-	defer client.Close() //nolint:errcheck // of a test
+	defer client.Close()
 	keys, err := client.Keys(ctx, "*").Result()
 	if err != nil || len(keys) != 2 {
 		t.Fatalf("keys %v, %v", keys, err)
@@ -170,12 +170,12 @@ func TestASharedTierThatStallsIsNotWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer silent.Close() //nolint:errcheck // of a test
+	defer silent.Close()
 	s, err := cache.OpenShared(cache.SharedOptions{URL: "redis://" + silent.Addr().String(), Timeout: 20 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // of a test
+	defer s.Close()
 	c := cache.New(cache.Options{Shared: s})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()

@@ -40,6 +40,7 @@ const (
 	recordHint  = 'h'
 )
 
+//nolint:gochecknoglobals // constants
 var (
 	bucketMeta    = []byte("meta")
 	bucketRecords = []byte("records")

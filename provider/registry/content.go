@@ -31,7 +31,8 @@ const (
 	parallelReads = 8
 )
 
-var acceptManifest = strings.Join(manifest.Accepted(), ", ")
+// acceptManifest gives the Accept header of a request for a manifest.
+func acceptManifest() string { return strings.Join(manifest.Accepted(), ", ") }
 
 // found is what a look-up came to.
 type found struct {
@@ -164,7 +165,7 @@ func (s *hostState) setHead(h headState, now time.Time) {
 // not say, or says no digest.
 func (i *Inspector) head(ctx context.Context, c *candidate, cred credentials.Credential) (string, *provider.Error) {
 	answer, err := i.transport.do(ctx, &request{
-		location: c.location, method: http.MethodHead, path: "manifests/" + c.content(), accept: acceptManifest,
+		location: c.location, method: http.MethodHead, path: "manifests/" + c.content(), accept: acceptManifest(),
 		what: c.describe(), unit: "manifest", cred: cred,
 	})
 	if err != nil {
@@ -189,7 +190,7 @@ func (c *candidate) describe() string {
 func (i *Inspector) get(ctx context.Context, c *candidate, cred credentials.Credential) (*cache.Facts, cache.Key, *provider.Error) {
 	asked := c.ref.Digest()
 	answer, err := i.transport.do(ctx, &request{
-		location: c.location, method: http.MethodGet, path: "manifests/" + c.content(), accept: acceptManifest,
+		location: c.location, method: http.MethodGet, path: "manifests/" + c.content(), accept: acceptManifest(),
 		what: c.describe(), limit: manifest.MaxManifest, unit: "manifest", cred: cred, pull: true,
 	})
 	if err != nil {
@@ -358,7 +359,7 @@ func (r *reading) fetch(ctx context.Context, path string, d *manifest.Descriptor
 		location: r.candidate.location, method: http.MethodGet, path: path + d.Digest, what: what, limit: limit, unit: unit, cred: r.cred,
 	}
 	if unit == "manifest" {
-		ask.accept, ask.pull = acceptManifest, true
+		ask.accept, ask.pull = acceptManifest(), true
 	}
 	answer, failed := r.inspector.transport.do(ctx, ask)
 	if failed != nil {

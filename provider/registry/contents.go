@@ -36,7 +36,7 @@ func (i *Inspector) Contents(ctx context.Context, image string) (Contents, *prov
 	var contents Contents
 	err := i.first(ctx, image, func(ctx context.Context, c *candidate, cred credentials.Credential) *provider.Error {
 		answer, err := i.transport.do(ctx, &request{
-			location: c.location, method: http.MethodGet, path: "manifests/" + c.content(), accept: acceptManifest,
+			location: c.location, method: http.MethodGet, path: "manifests/" + c.content(), accept: acceptManifest(),
 			what: c.describe(), limit: manifest.MaxManifest, unit: "manifest", cred: cred, pull: true,
 		})
 		if err != nil {

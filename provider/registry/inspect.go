@@ -95,14 +95,14 @@ func (i *Inspector) inspect(ctx context.Context, q provider.Query) (answer provi
 		return answer
 	}
 	asked := i.clock.Now()
-	result, hit := i.recall(q, tg)
+	result, hit := i.recall(q, tg) //nolint:contextcheck // look-ups have contexts of their own
 	if hit {
 		return i.answer(q, tg, result)
 	}
-	result = i.wait(ctx, tg, i.join(tg, true, q.Revalidate))
+	result = i.wait(ctx, tg, i.join(tg, true, q.Revalidate)) //nolint:contextcheck // as above
 	if q.Revalidate && result.facts != nil && tg.ref.Digest() == "" && result.tag.Checked.Before(asked) {
 		// It joined a look-up that was content with what is known.
-		result = i.wait(ctx, tg, i.join(tg, true, true))
+		result = i.wait(ctx, tg, i.join(tg, true, true)) //nolint:contextcheck // as above
 	}
 	return i.answer(q, tg, result)
 }
@@ -159,7 +159,7 @@ func (i *Inspector) recall(q provider.Query, tg *target) (kept, bool) {
 			return kept{tag, facts}, true
 		}
 	}
-	if tag.Err != nil && !(confirm && refused(tag.Err)) {
+	if tag.Err != nil && (!confirm || !refused(tag.Err)) {
 		i.metrics.lookups.WithLabelValues("failure").Inc()
 		remembered := *tag.Err
 		if remembered.RetryAfter > 0 {

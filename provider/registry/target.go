@@ -162,8 +162,8 @@ func (tg *target) keyFor(content func(*candidate) string) cache.Key {
 		}
 		parts = append(parts, c.registry, c.repository, content(c), security)
 		for _, credential := range c.creds {
-			print := credential.Fingerprint()
-			parts = append(parts, string(print[:]))
+			fingerprint := credential.Fingerprint()
+			parts = append(parts, string(fingerprint[:]))
 		}
 		parts = append(parts, "")
 	}

@@ -3,6 +3,7 @@ package registry_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -76,8 +77,8 @@ func TestTenTenantsAndOneImageCostOneGet(t *testing.T) {
 					t.Errorf("credential source %q, want %q", a.CredentialSource, want)
 				}
 			})
-			gets := r.Count(func(q registrytest.Request) bool { return q.Method == "GET" })
-			heads := r.Count(func(q registrytest.Request) bool { return q.Method == "HEAD" })
+			gets := r.Count(func(q registrytest.Request) bool { return q.Method == http.MethodGet })
+			heads := r.Count(func(q registrytest.Request) bool { return q.Method == http.MethodHead })
 			if gets > 1 || heads > 10 {
 				t.Fatalf("%d GETs and %d HEADs: %v", gets, heads, r.Lines())
 			}

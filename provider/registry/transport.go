@@ -456,7 +456,7 @@ func (t *transport) once(ctx context.Context, tripper http.RoundTripper, state *
 		t.log.DebugContext(ctx, "registry request failed", "host", c.url.Host, "class", failed.Class, "error", err)
 		return nil, failed
 	}
-	defer httpResponse.Body.Close() //nolint:errcheck // nothing was written
+	defer httpResponse.Body.Close()
 	status = httpResponse.StatusCode
 	answer := &response{status: status, header: httpResponse.Header}
 	switch {
@@ -486,7 +486,7 @@ func drain(r *http.Response) []byte {
 	if r.ContentLength > drainLimit || r.Body == nil || r.ContentLength == 0 {
 		return nil
 	}
-	timer := time.AfterFunc(drainTime, func() { r.Body.Close() }) //nolint:errcheck,gosec // nothing was written
+	timer := time.AfterFunc(drainTime, func() { r.Body.Close() }) //nolint:gosec // G104: nothing was written
 	defer timer.Stop()
 	body, err := io.ReadAll(io.LimitReader(r.Body, drainLimit))
 	if err != nil {

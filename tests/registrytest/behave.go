@@ -95,7 +95,7 @@ func raw(w http.ResponseWriter, got *captured, length int, body []byte) {
 	if err != nil {
 		return // HTTP/2: no test uses it here
 	}
-	defer connection.Close() //nolint:errcheck // the point is to close it
+	defer connection.Close()
 	fmt.Fprintf(buffer, "HTTP/1.1 %d %s\r\n", got.status, http.StatusText(got.status))
 	if length >= 0 {
 		fmt.Fprintf(buffer, "Content-Length: %d\r\n", length)

@@ -41,7 +41,7 @@ func NewWorld() (*World, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer closed.Close() //nolint:errcheck // nothing was written
+	defer closed.Close()
 	return &World{
 		Registry: New(), Other: New(), Secure: NewTLS(), Untrusted: NewTLS(),
 		Silent: silent.Addr().String(), silent: silent, Closed: closed.Addr().String(),
@@ -94,6 +94,7 @@ type Case struct {
 
 const repo = "team/app"
 
+//nolint:gochecknoglobals // constants
 var (
 	both = []string{"linux/amd64", "linux/arm64"}
 	one  = []string{"linux/amd64"}
@@ -425,7 +426,7 @@ func statusCases() []Case {
 		Case{Name: "500", Set: broken(Status(500)), Want: wantClass(provider.ClassUnreachable, 500)},
 		Case{Name: "502", Set: broken(Status(502)), Want: wantClass(provider.ClassUnreachable, 502)},
 		Case{Name: "503 with Retry-After", Set: broken(Status(503, "Retry-After: 1")), Want: wantClass(provider.ClassUnreachable, 503)},
-		Case{Name: "204", Set: broken(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) { w.WriteHeader(204) }), Want: wantClass(provider.ClassUnreachable, 204)},
+		Case{Name: "204", Set: broken(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) { w.WriteHeader(http.StatusNoContent) }), Want: wantClass(provider.ClassUnreachable, 204)},
 		Case{Name: "200 without a body", Set: broken(Body(Index, "")), Want: wantClass(provider.ClassUnreachable, http.StatusOK)},
 		Case{Name: "500 for the config", Set: brokenConfig(Status(500)), Want: wantClass(provider.ClassUnreachable, 500)},
 		Case{Name: "403 for the config", Set: brokenConfig(Status(403)), Want: wantClass(provider.ClassUnauthorized, 403)},

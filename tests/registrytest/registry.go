@@ -12,8 +12,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -88,7 +87,7 @@ func NewTLS() *Registry {
 func newRegistry() *Registry {
 	r := &Registry{manifests: map[string]content{}, blobs: map[string][]byte{}, stop: make(chan struct{})}
 	r.server = httptest.NewUnstartedServer(r)
-	r.server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	r.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	return r
 }
 
