@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/archkeeper/archkeeper/policies/internal/rooms"
 )
@@ -23,7 +24,7 @@ func main() {
 		flag.Usage()
 		os.Exit(1)
 	}
-	dir, err := rooms.New(*root, flag.Arg(0))
+	dir, err := rooms.New(*root, flag.Arg(0), time.Now())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "newpolicy:", err)
 		os.Exit(1)

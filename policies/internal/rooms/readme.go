@@ -197,7 +197,7 @@ func (r room) artifactHub() []byte {
 	fmt.Fprintf(&out, `version: %s
 name: archkeeper-%s
 displayName: %q
-createdAt: "2026-01-01T00:00:00Z"
+createdAt: "%sT00:00:00Z"
 description: %q
 license: Apache-2.0
 homeURL: https://github.com/archkeeper/archkeeper/tree/main/%s
@@ -212,6 +212,6 @@ install: |-
   `+"```"+`
 provider:
   name: Archkeeper
-`, r.Version, r.name, r.Title, strings.TrimSpace(r.Description), filepath.ToSlash(r.dir), category, filepath.ToSlash(r.dir), install)
+`, r.Version, r.name, r.Title, r.Created, strings.TrimSpace(r.Description), filepath.ToSlash(r.dir), category, filepath.ToSlash(r.dir), install)
 	return out.Bytes()
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -39,6 +40,8 @@ type room struct {
 	Kind string `json:"kind,omitempty"`
 	// Version of the room, semantic.
 	Version string `json:"version"`
+	// Created is the day on which this version was made, YYYY-MM-DD.
+	Created string `json:"created"`
 	// Description in one sentence.
 	Description string `json:"description"`
 	// Why, Cost (in provider calls) and Notes are Markdown for the README.
@@ -123,6 +126,8 @@ func (r room) problems(root string) []error {
 		need(strings.TrimSpace(text) != "", "room.yaml: %s is empty", field)
 	}
 	need(versionForm.MatchString(r.Version), "room.yaml: version %q is not semantic", r.Version)
+	_, err := time.Parse(time.DateOnly, r.Created)
+	need(err == nil, "room.yaml: created %q is no day, YYYY-MM-DD", r.Created)
 	for name, parameter := range r.Parameters {
 		need(describes(parameter), "room.yaml: parameter %q has no description or no type", name)
 	}

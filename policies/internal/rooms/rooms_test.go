@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/archkeeper/archkeeper/policies"
 	"github.com/archkeeper/archkeeper/rego/lib"
@@ -52,6 +53,7 @@ func TestAMissingWallIsNamed(t *testing.T) {
 		"no version":                     {edit: replace("version: 1.0.0", "version: one"), want: `version "one" is not semantic`},
 		"a kind that is no name":         {edit: replace("kind: ImageArchitectures", "kind: image-architectures"), want: "is no CamelCase name"},
 		"a shared parameter of no name":  {edit: replace("shared: [exemptRegistries,", "shared: [nothing,"), want: `no shared parameter "nothing"`},
+		"no day":                         {edit: replace("created: \"2026-11-30\"", "created: yesterday"), want: `created "yesterday" is no day`},
 		"an unknown field":               {edit: replace("title:", "titel:"), want: "unknown field"},
 		"a parameter without a type":     {edit: replace("    type: array\n", ""), want: `parameter "architectures" has no description or no type`},
 		"a parameter that is had twice":  {edit: replace("  architectures:", "  scope:"), want: "both shared and the room's own"},
@@ -142,7 +144,8 @@ func withoutWhy(source string) string {
 // Rego; Gatekeeper's part is in tests/policy.
 func TestANewRoomPassesItsOwnTests(t *testing.T) {
 	dir := copyTree(t)
-	room, err := New(dir, "my-new-rule")
+	day := time.Date(2027, time.March, 1, 12, 0, 0, 0, time.UTC)
+	room, err := New(dir, "my-new-rule", day)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +175,7 @@ func TestANewRoomPassesItsOwnTests(t *testing.T) {
 		"../escape":   "is not lower-case words",
 		"":            "is not lower-case words",
 	} {
-		if _, err := New(dir, name); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := New(dir, name, day); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("New(%q): %v, want an error that says %q", name, err, want)
 		}
 	}

@@ -10,14 +10,15 @@ import (
 	"path/filepath"
 	"strings"
 	"text/template"
+	"time"
 )
 
 //go:embed scaffold
 var scaffold embed.FS
 
-// New makes the room of a new constraint and generates what follows from it. It
-// gives the room's folder. A name that is no name, or taken, is an error.
-func New(root, name string) (string, error) {
+// New makes the room of a new constraint, made on the given day, and generates
+// what follows from it. It gives the room's folder. A name that is no name, or taken, is an error.
+func New(root, name string, day time.Time) (string, error) {
 	if !nameForm.MatchString(name) {
 		return "", fmt.Errorf("%q is not lower-case words joined by hyphens", name)
 	}
@@ -34,6 +35,7 @@ func New(root, name string) (string, error) {
 		"Package": strings.Join(words, "_"),
 		"Title":   sentence(strings.Join(words, " ")),
 		"Kind":    camelCase(words),
+		"Created": day.Format(time.DateOnly),
 	}
 	err := fs.WalkDir(scaffold, "scaffold", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
