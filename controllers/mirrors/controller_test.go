@@ -112,6 +112,17 @@ func (c *cluster) settle() {
 	c.once(c.t.Context())
 }
 
+// look lets d pass and looks; a notice that came late puts the look off once.
+func (c *cluster) look(d time.Duration) {
+	c.t.Helper()
+	c.clock.Step(d)
+	c.once(c.t.Context())
+	c.clock.Step(DefaultMaxDelay)
+	c.once(c.t.Context())
+	c.clock.Step(checkInterval)
+	c.once(c.t.Context())
+}
+
 // drain takes late notices of the first lists.
 func (c *cluster) drain() {
 	for {
@@ -192,10 +203,7 @@ func TestTheConfigMapFollowsTheObjects(t *testing.T) {
 		t.Fatalf("%+v", cm)
 	}
 	c.apply(digestSets, set("b", 1, "t.io", "n.io", "bad..io"))
-	c.clock.Step(DefaultQuiet)
-	c.once(t.Context()) // notices
-	c.clock.Step(DefaultQuiet)
-	c.once(t.Context()) // writes
+	c.look(DefaultQuiet)
 	if cm := c.configMap("mirrors"); !strings.Contains(cm.Data[mirrors.KeyConf], `location = "n.io"`) {
 		t.Errorf("%s", cm.Data[mirrors.KeyConf])
 	}
@@ -242,8 +250,7 @@ func TestABurstOf500EditsNeedsAtMost5Writes(t *testing.T) {
 		c.once(t.Context())
 		c.clock.Step(50 * time.Millisecond)
 	}
-	c.clock.Step(DefaultMaxDelay)
-	c.once(t.Context())
+	c.look(DefaultMaxDelay)
 	if got := c.writes("mirrors") - before; got < 1 || got > 5 {
 		t.Errorf("%d writes", got)
 	}
@@ -259,8 +266,7 @@ func TestADeletionIsReverted(t *testing.T) {
 	if err := c.client.CoreV1().ConfigMaps("archkeeper").Delete(t.Context(), "mirrors", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	c.clock.Step(checkInterval)
-	c.once(t.Context())
+	c.look(checkInterval)
 	cm := c.configMap("mirrors")
 	if cm == nil {
 		t.Fatal("it stays away")
@@ -272,8 +278,7 @@ func TestADeletionIsReverted(t *testing.T) {
 	if _, err := c.client.CoreV1().ConfigMaps("archkeeper").Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	c.clock.Step(checkInterval)
-	c.once(t.Context())
+	c.look(checkInterval)
 	if diff := cmp.Diff(want, c.configMap("mirrors").Data); diff != "" {
 		t.Error(diff)
 	}
@@ -326,8 +331,7 @@ func TestAResultThatIsTooLargeLeavesWhatIsThere(t *testing.T) {
 	}
 	c.apply(digestSets, set("a", 2, "s.io", many...))
 	c.once(t.Context())
-	c.clock.Step(DefaultMaxDelay)
-	c.once(t.Context())
+	c.look(DefaultMaxDelay)
 	if diff := cmp.Diff(want, c.configMap("mirrors").Data); diff != "" {
 		t.Error("it was replaced")
 	}
@@ -410,8 +414,7 @@ func TestMachineConfigDelivery(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := changes(c)
-		c.clock.Step(checkInterval)
-		c.once(t.Context())
+		c.look(checkInterval)
 		if n := changes(c); n != before {
 			t.Errorf("%d writes", n-before)
 		}
@@ -424,8 +427,7 @@ func TestMachineConfigDelivery(t *testing.T) {
 		}
 		c.eventually("the deletion is noticed", func() bool { return len(c.changed) > 0 })
 		c.once(t.Context())
-		c.clock.Step(DefaultMaxDelay)
-		c.once(t.Context())
+		c.look(DefaultMaxDelay)
 		if get(c) != nil {
 			t.Error("it stays")
 		}
