@@ -165,6 +165,9 @@ func TestCheck(t *testing.T) {
 		"an authority that is none":              {[]string{"--require", "linux/arm64", "--ca-file", "D/empty.yaml", "R/both:v1"}, 1, "", "empty.yaml"},
 		"a mirror configuration that is missing": {[]string{"--require", "linux/arm64", "--registries-conf", "D/none.conf", "R/both:v1"}, 1, "", "none.conf"},
 		"a mirror configuration that is broken":  {[]string{"--require", "linux/arm64", "--registries-conf", "D/broken.yaml", "R/both:v1"}, 1, "", "broken.yaml"},
+		"a deadline below zero":                  {[]string{"--require", "linux/arm64", "--timeout", "-5s", "R/both:v1"}, 1, "", "--timeout"},
+		"a deadline without a unit":              {[]string{"--require", "linux/arm64", "--timeout", "5", "R/both:v1"}, 1, "", `must be a duration like "30s"`},
+		"a deadline of none":                     {[]string{"--require", "linux/arm64", "--timeout", "0", "R/both:v1"}, 0, "met", ""},
 		"an unknown flag":                        {[]string{"--require", "linux/arm64", "--nope", "R/both:v1"}, 1, "", "--nope"},
 	} {
 		t.Run(sentence, func(t *testing.T) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -27,9 +28,33 @@ type askFlags struct {
 func (f *askFlags) add(cmd *cobra.Command, formats string) {
 	flags := cmd.Flags()
 	f.registries.add(flags)
-	flags.DurationVar(&f.timeout, "timeout", 0, "deadline for each image, such as 10s; none when 0")
+	flags.Var((*timeLimit)(&f.timeout), "timeout", "deadline for each image, such as 10s; none when 0")
 	flags.StringVarP(&f.output, "output", "o", string(report.Table), "`FORMAT` of the output: "+formats)
 	flags.BoolVar(&f.verbose, "verbose", false, "log to stderr what messages leave out")
+}
+
+// timeLimit is the value of a flag: a duration, 0 or more.
+type timeLimit time.Duration
+
+func (l *timeLimit) Set(text string) error {
+	duration, err := time.ParseDuration(text)
+	if err != nil {
+		return errors.New(`must be a duration like "30s" or "5m"`)
+	}
+	if duration < 0 {
+		return errors.New("must not be negative")
+	}
+	*l = timeLimit(duration)
+	return nil
+}
+
+func (l *timeLimit) Type() string { return "duration" }
+
+func (l *timeLimit) String() string {
+	if *l == 0 {
+		return "" // no default to show
+	}
+	return time.Duration(*l).String()
 }
 
 // complete lets a shell complete the formats of -o.
