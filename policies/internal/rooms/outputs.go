@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -81,24 +82,21 @@ func generate(root string) (map[string][]byte, error) {
 // formatRego adds the Rego files of this part of the tree that opa fmt would change.
 func formatRego(root string, outputs map[string][]byte) error {
 	for _, dir := range []string{"policies", filepath.Join("rego", "lib")} {
-		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, _ os.DirEntry, err error) error {
+		tree := os.DirFS(filepath.Join(root, dir))
+		err := fs.WalkDir(tree, ".", func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || filepath.Ext(path) != ".rego" {
 				return err
 			}
-			source, err := os.ReadFile(path)
+			source, err := fs.ReadFile(tree, path)
 			if err != nil {
 				return err
 			}
-			formatted, err := format.Source(path, source)
-			if err != nil {
-				return err
-			}
-			relative, err := filepath.Rel(root, path)
+			formatted, err := format.Source(filepath.Join(dir, path), source)
 			if err != nil {
 				return err
 			}
 			if !bytes.Equal(source, formatted) {
-				outputs[relative] = formatted
+				outputs[filepath.Join(dir, path)] = formatted
 			}
 			return nil
 		})
