@@ -141,9 +141,11 @@ func check(in Input, d Decision) error {
 }
 
 // roots are the paths below which a patch may write.
-var roots = []string{
-	"/spec/affinity", "/spec/tolerations", "/spec/schedulingGates", "/spec/nodeSelector",
-	"/metadata/labels", "/metadata/annotations",
+func roots() []string {
+	return []string{
+		"/spec/affinity", "/spec/tolerations", "/spec/schedulingGates", "/spec/nodeSelector",
+		"/metadata/labels", "/metadata/annotations",
+	}
 }
 
 func checkOperation(op Operation, in Input, config placementConfig, before governed) error {
@@ -155,7 +157,7 @@ func checkOperation(op Operation, in Input, config placementConfig, before gover
 	if op.Path == "/metadata" && op.Op == "add" && before.Metadata == nil && isEmptyObject(op.Value) {
 		return nil
 	}
-	for _, root := range roots {
+	for _, root := range roots() {
 		if op.Path == root || strings.HasPrefix(op.Path, root+"/") {
 			return nil
 		}
@@ -385,6 +387,8 @@ func checkTolerations(before, after []corev1.Toleration) error {
 			if problems := validation.IsValidLabelValue(t.Value); t.Key == "" || len(problems) > 0 {
 				return refuse("tolerations", "Equal with key %.200q, value %.80q", t.Key, t.Value)
 			}
+		case corev1.TolerationOpLt, corev1.TolerationOpGt: // behind a feature gate: a cluster may refuse them
+			return refuse("tolerations", "operator %s", t.Operator)
 		default:
 			return refuse("tolerations", "operator %.40q", string(t.Operator))
 		}

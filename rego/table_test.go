@@ -102,29 +102,6 @@ func config(t testing.TB, text string) func(*rego.Input) {
 	}
 }
 
-func metadata(t testing.TB, text string) func(*rego.Input) {
-	return editPod(t, "metadata", text)
-}
-
-// editPod merges YAML into a top-level field of the pod.
-func editPod(t testing.TB, field, text string) func(*rego.Input) {
-	return func(in *rego.Input) {
-		var pod, change map[string]any
-		if err := json.Unmarshal(in.Pod, &pod); err != nil {
-			t.Fatal(err)
-		}
-		if err := yaml.Unmarshal([]byte(text), &change); err != nil {
-			t.Fatal(err)
-		}
-		maps.Copy(pod[field].(map[string]any), change)
-		raw, err := json.Marshal(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		in.Pod = raw
-	}
-}
-
 // gated puts our gate on the pod and asks for the phase of gated pods.
 func gated(in *rego.Input) {
 	in.Phase = rego.PhaseResolve

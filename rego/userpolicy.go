@@ -185,11 +185,11 @@ func readBundle(file string) (policy, error) {
 }
 
 func readLimited(name string, limit int64) ([]byte, error) {
-	f, err := os.Open(name) //nolint:gosec // G304: the administrator names the file
+	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // nothing was written
+	defer f.Close()
 	content, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", name, err)

@@ -107,13 +107,13 @@ func New(options Options) *Handler {
 	return &Handler{options: options}
 }
 
-// errReview is the error of a body that is no AdmissionReview that we can answer.
-type errReview struct {
+// reviewError is the error of a body that is no AdmissionReview that we can answer.
+type reviewError struct {
 	status int
 	text   string
 }
 
-func (e *errReview) Error() string { return e.text }
+func (e *reviewError) Error() string { return e.text }
 
 // ServeHTTP answers one AdmissionReview. A review that cannot be read is a clear
 // error with a status of 4xx; one that is about something else than the creation
@@ -123,9 +123,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	review, err := read(w, r)
 	if err != nil {
 		h.options.Metrics.failures.WithLabelValues("review").Inc()
-		var wrong *errReview
+		var wrong *reviewError
 		if !errors.As(err, &wrong) {
-			wrong = &errReview{status: http.StatusBadRequest, text: "the body cannot be read"}
+			wrong = &reviewError{status: http.StatusBadRequest, text: "the body cannot be read"}
 		}
 		http.Error(w, wrong.text, wrong.status)
 		return
@@ -147,25 +147,25 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func read(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReview, error) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
-		return nil, &errReview{http.StatusMethodNotAllowed, "AdmissionReviews are posted"}
+		return nil, &reviewError{http.StatusMethodNotAllowed, "AdmissionReviews are posted"}
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, &errReview{http.StatusRequestEntityTooLarge, fmt.Sprintf("an AdmissionReview has at most %d bytes", MaxBody)}
+		return nil, &reviewError{http.StatusRequestEntityTooLarge, fmt.Sprintf("an AdmissionReview has at most %d bytes", MaxBody)}
 	case err != nil:
 		return nil, err
 	}
 	var review admissionv1.AdmissionReview
 	if err := json.Unmarshal(body, &review); err != nil {
-		return nil, &errReview{http.StatusBadRequest, "the body is no AdmissionReview: " + err.Error()}
+		return nil, &reviewError{http.StatusBadRequest, "the body is no AdmissionReview: " + err.Error()}
 	}
 	if want := (metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"}); review.TypeMeta != want {
-		return nil, &errReview{http.StatusBadRequest, fmt.Sprintf("the body is apiVersion %.80q, kind %.80q, not admission.k8s.io/v1 AdmissionReview", review.APIVersion, review.Kind)}
+		return nil, &reviewError{http.StatusBadRequest, fmt.Sprintf("the body is apiVersion %.80q, kind %.80q, not admission.k8s.io/v1 AdmissionReview", review.APIVersion, review.Kind)}
 	}
 	if review.Request == nil || review.Request.UID == "" {
-		return nil, &errReview{http.StatusBadRequest, "the AdmissionReview has no request, or one without uid"}
+		return nil, &reviewError{http.StatusBadRequest, "the AdmissionReview has no request, or one without uid"}
 	}
 	return &review, nil
 }

@@ -193,10 +193,7 @@ func withPath(err error) error {
 	return err
 }
 
-var (
-	namespacePattern = regexp.MustCompile(`^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?$`)
-	selectorOptions  = metav1validation.LabelSelectorValidationOptions{}
-)
+var namespacePattern = regexp.MustCompile(`^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?$`)
 
 func (c *Configuration) validate() field.ErrorList {
 	var all field.ErrorList
@@ -251,6 +248,7 @@ func (p *Placement) validate(at *field.Path) field.ErrorList {
 			all = append(all, field.Invalid(at.Child("excludedNamespaces").Index(i), pattern, "must be a namespace, or a pattern of one with *"))
 		}
 	}
+	selectorOptions := metav1validation.LabelSelectorValidationOptions{}
 	all = append(all, metav1validation.ValidateLabelSelector(&p.NamespaceSelector, selectorOptions, at.Child("namespaceSelector"))...)
 	return append(all, metav1validation.ValidateLabelSelector(&p.PodSelector, selectorOptions, at.Child("podSelector"))...)
 }

@@ -613,9 +613,9 @@ func TestBackoffGrowsAndIsBounded(t *testing.T) {
 		}
 		clock.SetTime(r.hosts["h"].until)
 	}
-	want := []time.Duration{250, 500, 1000, 2000, 4000, 8000, 10000, 10000}
-	for i := range want {
-		want[i] *= time.Millisecond
+	want := []time.Duration{
+		250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second,
+		10 * time.Second, 10 * time.Second,
 	}
 	if !slices.Equal(pauses, want) {
 		t.Errorf("pauses %v, want %v", pauses, want)

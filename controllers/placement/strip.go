@@ -5,10 +5,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// bulky are annotations that may be as large as the pod itself. Their keys stay,
-// because a patch must see that there are annotations.
-var bulky = []string{corev1.LastAppliedConfigAnnotation}
-
 // Strip is the informer's transform: a pod is cut down to what placement judges
 // by, and one that waits on no gate at all to its name. What stays keeps its place:
 // patches address list entries by index.
@@ -42,10 +38,10 @@ func Strip(object any) (any, error) {
 			slim.Spec.Volumes = append(slim.Spec.Volumes, corev1.Volume{Name: volume.Name, VolumeSource: corev1.VolumeSource{Image: volume.Image}})
 		}
 	}
-	for _, key := range bulky {
-		if _, ok := slim.Annotations[key]; ok {
-			slim.Annotations[key] = ""
-		}
+	// It may be as large as the pod itself. Its key stays, because a patch must see
+	// that there are annotations.
+	if _, ok := slim.Annotations[corev1.LastAppliedConfigAnnotation]; ok {
+		slim.Annotations[corev1.LastAppliedConfigAnnotation] = ""
 	}
 	return slim, nil
 }

@@ -164,7 +164,21 @@ target := fallback_pairs if {
 architectures := {pair[1] |
 	some i, _ in alternatives
 	some pair in open_pairs(i, target)
+	reached(i, pair)
 }
+
+# METADATA
+# description: |
+#   A node type is within what is written down of an alternative: on a gated pod that may
+#   be less than what its images run on.
+# scope: document
+reached(i, pair) if {
+	some box in fitting_boxes(i)
+	pair[0] in box.os
+	pair[1] in box.arch
+}
+
+reached(_, _) if runs_everywhere
 
 # METADATA
 # description: |

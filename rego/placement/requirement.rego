@@ -78,11 +78,21 @@ linux_first(oses) := array.concat(
 #   gain expressions but not multiply: there the largest box is taken, so that a pair
 #   that does not run is never allowed.
 # scope: document
-fitting_boxes(i) := [largest(alternative_pairs(i))] if {
+fitting_boxes(i) := [largest(reachable_pairs(i))] if {
 	count(boxes(i)) > 1
 	has_required
 	input.phase == "resolve"
 } else := boxes(i)
+
+# METADATA
+# description: |
+#   The node types of an alternative that its words leave open, so that the one box of a
+#   gated pod is one that can match; all of them where the words leave none open.
+# scope: document
+reachable_pairs(i) := pairs if {
+	pairs := open_pairs(i, target)
+	count(pairs) > 0
+} else := alternative_pairs(i)
 
 # METADATA
 # description: |

@@ -41,6 +41,24 @@ test_a_gated_pod_takes_the_largest_box if {
 	terms_after(ask_gated(required([term([zone])]), {"a": windows_rich})) == [term([zone, in_amd64, is_in("kubernetes.io/os", ["linux", "windows"])])]
 }
 
+test_a_gated_pod_goes_where_its_box_lets_it if {
+	crossed := known(["linux/arm64", "windows/amd64"])
+	not_arm64 := {"key": "kubernetes.io/arch", "operator": "NotIn", "values": ["arm64"]}
+	in_arm64 := is_in("kubernetes.io/arch", ["arm64"])
+	every [terms, after, architectures] in [
+		[[term([zone])], [term([zone, in_arm64, on_linux])], ["arm64"]],
+		[[term([in_both])], [term([in_both, in_arm64, on_linux])], ["arm64"]],
+		[[term([zone]), term([not_arm64])], [term([zone, in_arm64, on_linux]), term([not_arm64, in_amd64, on_windows])], ["amd64", "arm64"]],
+		[[term([not_arm64])], [term([not_arm64, in_amd64, on_windows])], ["amd64"]],
+	] {
+		question := ask_gated(required(terms), {"a": crossed})
+		terms_after(question) == after
+		decide(question).architectures == architectures
+		patched(question).metadata.annotations["archkeeper.io/architectures"] == concat(",", architectures)
+	}
+	decide(ask(required([term([zone])]), {"a": crossed})).architectures == ["amd64", "arm64"]
+}
+
 test_images_that_share_nothing if {
 	terms_after(ask({}, {"a": amd64, "b": arm64})) == [term([no_common])]
 	terms_after(ask(required([term([zone]), {}]), {"a": amd64, "b": arm64})) == [term([zone, no_common]), {}]
