@@ -486,7 +486,7 @@ func drain(r *http.Response) []byte {
 	if r.ContentLength > drainLimit || r.Body == nil || r.ContentLength == 0 {
 		return nil
 	}
-	timer := time.AfterFunc(drainTime, func() { r.Body.Close() }) //nolint:gosec // G104: nothing was written
+	timer := time.AfterFunc(drainTime, func() { r.Body.Close() })
 	defer timer.Stop()
 	body, err := io.ReadAll(io.LimitReader(r.Body, drainLimit))
 	if err != nil {
