@@ -48,6 +48,7 @@ const (
 	DefaultMaxDelay = 10 * time.Second
 )
 
+//nolint:gochecknoglobals // never changed: struct constants, which the language lacks
 var (
 	configGV  = schema.GroupVersion{Group: "config.openshift.io", Version: "v1"}
 	contentGV = schema.GroupVersion{Group: "operator.openshift.io", Version: "v1alpha1"}

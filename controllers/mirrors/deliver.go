@@ -179,7 +179,7 @@ func (c *Controller) rule(ctx context.Context) (mirrors.Rule, error) {
 	}
 	files, _, err := unstructured.NestedSlice(object.Object, "status", "nodeDisruptionPolicyStatus", "clusterPolicies", "files")
 	if err != nil {
-		return mirrors.RuleUnknown, nil //nolint:nilerr // a policy of another shape has no rule for us
+		return mirrors.RuleUnknown, nil // a policy of another shape has no rule for us
 	}
 	for _, f := range files {
 		file, ok := f.(map[string]any)

@@ -183,7 +183,7 @@ func (a *Agent) once(ctx context.Context, cm *corev1.ConfigMap) {
 	if err != nil {
 		next.Error = err.Error()
 	}
-	a.publish(next)
+	a.publish(ctx, next)
 }
 
 func (a *Agent) crio(ctx context.Context, want Desired, next *Report) error {
@@ -313,7 +313,7 @@ func (a *Agent) missingCredentials(ctx context.Context, want Desired, next *Repo
 }
 
 // publish keeps the report, and logs it when it changed.
-func (a *Agent) publish(next Report) {
+func (a *Agent) publish(ctx context.Context, next Report) {
 	raw, err := json.Marshal(next)
 	if err != nil {
 		return
@@ -329,7 +329,7 @@ func (a *Agent) publish(next Report) {
 	if next.Error != "" || len(next.Refused) > 0 {
 		level = slog.LevelWarn
 	}
-	a.Log.Log(context.Background(), level, "mirrors on this node", "sha256", next.SHA256, "files", strings.Join(next.Files, " "),
+	a.Log.Log(ctx, level, "mirrors on this node", "sha256", next.SHA256, "files", strings.Join(next.Files, " "),
 		"refused", strings.Join(next.Refused, "; "), "unsupported", len(next.Unsupported),
 		"mirrors without credentials", len(next.Credentials), "err", next.Error)
 }

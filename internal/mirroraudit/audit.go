@@ -462,7 +462,7 @@ func ExitStatus(findings []Finding) int {
 		case Identical:
 		case Undetermined:
 			status = max(status, 3)
-		default:
+		case Flattened, Sparse, Subset, Reindexed, Mislabelled, Stale, Missing:
 			return 2
 		}
 	}

@@ -174,16 +174,16 @@ func (o Object) scopes(into map[string]Problem, items []item) {
 func (b *builder) readList(into map[string]*merged, o Object, l list) {
 	source := l.source.text
 	var texts []string
-	real, own := false, ""
+	other, own := false, ""
 	for _, m := range l.mirrors {
 		texts = append(texts, m.text)
 		if m.text != source {
-			real = true
+			other = true
 		} else if own == "" {
 			own = m.field
 		}
 	}
-	if !real {
+	if !other {
 		if l.policy.text == policyNever {
 			at := o.at(l.policy.field)
 			at.Reason = "without a mirror the policy has no effect, and the source stays reachable"

@@ -141,7 +141,7 @@ func readFile(fsys fs.FS, name string) (NamedFile, error) {
 	if err != nil {
 		return NamedFile{}, fmt.Errorf("read registries configuration: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	data, err := io.ReadAll(io.LimitReader(f, FileLimit+1))
 	if err != nil {
 		return NamedFile{}, fmt.Errorf("read registries configuration %s: %w", name, err)

@@ -65,8 +65,8 @@ func TestContainerdHosts(t *testing.T) {
 			files, lost := res.Config.ContainerdHosts()
 			var got strings.Builder
 			for _, f := range files {
-				var any map[string]any
-				if err := toml.Unmarshal(f.Data, &any); err != nil {
+				var file map[string]any
+				if err := toml.Unmarshal(f.Data, &file); err != nil {
 					t.Errorf("%v\n%s", err, f.Data)
 				}
 				got.WriteString("# " + f.Host + "\n" + string(f.Data))

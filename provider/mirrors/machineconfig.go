@@ -92,6 +92,8 @@ func (d Disruption) String() string {
 		return "reload"
 	case DisruptionDrain:
 		return "drain"
+	case DisruptionReboot:
+		return "reboot"
 	}
 	return "reboot"
 }
