@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	admissionclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -36,6 +37,7 @@ type providerFlags struct {
 	listen, probeListen    string
 	certFile, keyFile      string
 	clientCAs, clientNames []string
+	clientCAWebhook        string
 	open                   bool
 	deadline               time.Duration
 
@@ -63,6 +65,7 @@ func (f *providerFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.certFile, "tls-cert", "", "PEM `FILE` with the serving certificate and its chain; followed when it changes, like all files")
 	flags.StringVar(&f.keyFile, "tls-key", "", "PEM `FILE` with the key of --tls-cert")
 	flags.StringArrayVar(&f.clientCAs, "client-ca", nil, "PEM `FILE` of an authority that signs callers' certificates, such as Gatekeeper's ca.crt; may be repeated")
+	flags.StringVar(&f.clientCAWebhook, "client-ca-webhook", "", "`NAME` of the ValidatingWebhookConfiguration whose caBundle signs callers' certificates as well: Gatekeeper's, which shows its new certificate before a mounted file can follow")
 	flags.StringArrayVar(&f.clientNames, "client-san", nil, "subject alternative `NAME` of a known caller, such as gatekeeper-webhook-service.gatekeeper-system.svc; a certificate needs one of them; may be repeated")
 	flags.BoolVar(&f.open, "insecure-no-client-auth", false, "answer everybody who reaches the data port")
 	flags.DurationVar(&f.deadline, "deadline", server.DefaultDeadline, "time after which a request is answered with what is known; below the timeout of the Provider object")
@@ -85,7 +88,7 @@ func (f *providerFlags) add(flags *pflag.FlagSet) {
 // check finds what cannot be meant.
 func (f *providerFlags) check() error {
 	switch {
-	case len(f.clientCAs) == 0 && !f.open:
+	case len(f.clientCAs) == 0 && f.clientCAWebhook == "" && !f.open:
 		return errors.New("provider: name the authority of your callers with --client-ca, or answer everybody with --insecure-no-client-auth")
 	case f.certFile == "" || f.keyFile == "":
 		return errors.New("provider: --tls-cert and --tls-key are needed")
@@ -187,6 +190,19 @@ func (f *providerFlags) run(ctx context.Context, std streams) error {
 		Registerer: metrics, Gatherer: metrics, LogLevel: level, Pprof: f.pprof, Log: log, Ready: map[string]func() error{},
 	}
 	var background []func(context.Context)
+	if f.clientCAWebhook != "" {
+		if cluster == nil {
+			return errors.New("provider: --client-ca-webhook needs an API server: run in a cluster, or name one with --kubeconfig or KUBECONFIG")
+		}
+		webhooks, err := admissionclient.NewForConfig(cluster)
+		if err != nil {
+			return fmt.Errorf("--client-ca-webhook: %w", err)
+		}
+		options.LiveCAs = &server.LiveCAs{}
+		background = append(background, func(ctx context.Context) {
+			kube.FollowCABundle(ctx, webhooks, f.clientCAWebhook, options.LiveCAs.Set, log)
+		})
+	}
 	if f.admission.tokenFile != "" {
 		admission, err := f.admission.open(ctx, admissionParts{
 			inspector: inspector, hasTagMirrors: hasTagMirrors, cluster: cluster, metrics: metrics, log: log,

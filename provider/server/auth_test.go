@@ -282,3 +282,38 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Errorf("status %d", got)
 	}
 }
+
+// Gatekeeper shows its new certificate before any file here could change: its
+// authority is learnt from the API server, and the old one stays trusted for
+// Gatekeeper's other replicas.
+func TestAuthoritiesThatAreLearntWhileServing(t *testing.T) {
+	live := &server.LiveCAs{}
+	w := start(t, func(_ *world, o *server.Options) { o.LiveCAs = live })
+	ask := func(c *http.Client) int {
+		return w.do(c, http.MethodPost, w.data+server.PathPublic, request("r/a:1")).StatusCode
+	}
+	before := w.gatekeeperClient()
+	w.gatekeeper = must(throwaway.New("gatekeeper, rotated", w.now))
+	rotated := w.gatekeeperClient()
+	if got := ask(rotated); got != 401 {
+		t.Fatalf("status %d before the authority was learnt", got)
+	}
+	if err := live.Set([]byte("nothing")); err == nil {
+		t.Error("a bundle without a certificate was taken")
+	}
+	if err := live.Set(w.gatekeeper.PEM()); err != nil {
+		t.Fatal(err)
+	}
+	if got := ask(rotated); got != 200 {
+		t.Errorf("status %d with the new authority", got)
+	}
+	w.gatekeeper = must(throwaway.New("gatekeeper, rotated twice", w.now))
+	if err := live.Set(w.gatekeeper.PEM()); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]*http.Client{"of a file": before, "learnt first": rotated, "learnt last": w.gatekeeperClient()} {
+		if got := ask(c); got != 200 {
+			t.Errorf("status %d for the authority %s", got, name)
+		}
+	}
+}

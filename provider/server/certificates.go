@@ -6,6 +6,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -69,12 +71,15 @@ type caSet struct {
 // good content and does not hold up the others.
 type clientCAs struct {
 	files []*reload.Value[[]*x509.Certificate]
+	live  *LiveCAs // nil for none
 	set   atomic.Pointer[caSet]
+
+	combining sync.Mutex
 }
 
 // newClientCAs reads PEM bundles. Each file holds at least one certificate.
-func newClientCAs(files []string, o reload.Options) (*clientCAs, error) {
-	c := &clientCAs{}
+func newClientCAs(files []string, live *LiveCAs, o reload.Options) (*clientCAs, error) {
+	c := &clientCAs{live: live}
 	onChange := o.OnChange
 	o.OnChange = func() {
 		c.combine()
@@ -92,6 +97,7 @@ func newClientCAs(files []string, o reload.Options) (*clientCAs, error) {
 		c.files = append(c.files, value)
 	}
 	c.combine()
+	live.follow(c.combine)
 	return c, nil
 }
 
@@ -99,16 +105,77 @@ func newClientCAs(files []string, o reload.Options) (*clientCAs, error) {
 func (c *clientCAs) notAfter() time.Time { return c.set.Load().notAfter }
 
 func (c *clientCAs) combine() {
+	c.combining.Lock()
+	defer c.combining.Unlock()
 	set := &caSet{pool: x509.NewCertPool()}
+	all := c.live.get()
 	for _, file := range c.files {
-		for _, ca := range file.Get() {
-			set.pool.AddCert(ca)
-			if set.notAfter.IsZero() || ca.NotAfter.Before(set.notAfter) {
-				set.notAfter = ca.NotAfter
-			}
+		all = append(all, file.Get()...)
+	}
+	for _, ca := range all {
+		set.pool.AddCert(ca)
+		if set.notAfter.IsZero() || ca.NotAfter.Before(set.notAfter) {
+			set.notAfter = ca.NotAfter
 		}
 	}
 	c.set.Store(set)
+}
+
+// liveKept bounds the authorities that LiveCAs remembers.
+const liveKept = 8
+
+// LiveCAs are authorities of callers that are learnt while the server runs,
+// such as Gatekeeper's from its own webhook configuration: a mounted file comes
+// a minute after a caller has begun to show its new certificate. Those that were
+// set before stay trusted, the latest eight in all, because a caller's replicas
+// do not change at the same time. The zero value has none.
+type LiveCAs struct {
+	mu      sync.Mutex
+	all     []*x509.Certificate
+	changed func()
+}
+
+// Set adds a PEM bundle. One that cannot be read changes nothing.
+func (l *LiveCAs) Set(bundle []byte) error {
+	certificates, err := parseCertificates(bundle)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	before := l.all
+	for _, had := range before {
+		if !slices.ContainsFunc(certificates, had.Equal) {
+			certificates = append(certificates, had)
+		}
+	}
+	l.all = certificates[:min(len(certificates), liveKept)]
+	same := slices.EqualFunc(before, l.all, (*x509.Certificate).Equal)
+	changed := l.changed
+	l.mu.Unlock()
+	if !same && changed != nil {
+		changed()
+	}
+	return nil
+}
+
+func (l *LiveCAs) get() []*x509.Certificate {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.all)
+}
+
+// follow calls changed from now on, and once if something is set already.
+func (l *LiveCAs) follow(changed func()) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	l.changed = changed
+	l.mu.Unlock()
+	changed()
 }
 
 // parseCertificates reads every CERTIFICATE block of a PEM bundle and passes

@@ -60,6 +60,8 @@ type Options struct {
 	// ClientCAFiles are PEM bundles of the CAs whose client certificates prove
 	// a caller of Data. Empty: no certificate does.
 	ClientCAFiles []string
+	// LiveCAs are trusted beside those of ClientCAFiles; nil for none.
+	LiveCAs *LiveCAs
 	// ClientNames are the subject alternative names of known callers; a
 	// certificate needs one of them: a DNS name (case does not matter), URI,
 	// e-mail or IP address, compared whole. The common name does not count.
@@ -187,8 +189,8 @@ func (s *Server) readFiles() error {
 		"When the serving certificate in use ends, in seconds since the epoch.", s.certificate.notAfter); err != nil {
 		return fmt.Errorf("server: metrics: %w", err)
 	}
-	if len(s.o.ClientCAFiles) > 0 {
-		cas, err := newClientCAs(s.o.ClientCAFiles, followed(fileClientCA))
+	if len(s.o.ClientCAFiles) > 0 || s.o.LiveCAs != nil {
+		cas, err := newClientCAs(s.o.ClientCAFiles, s.o.LiveCAs, followed(fileClientCA))
 		if err != nil {
 			return err
 		}
