@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -108,6 +109,10 @@ func TestAFollowedSecretWithoutABundleIsNamed(t *testing.T) {
 
 func TestAnAuthorityIsReplacedWhenAskedFor(t *testing.T) {
 	client := fake.NewClientset()
+	client.PrependReactor("create", "secrets", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		action.(clienttesting.CreateAction).GetObject().(*corev1.Secret).ResourceVersion = "1" // the fake gives none
+		return false, nil, nil
+	})
 	clock := clocktesting.NewFakeClock(start)
 	c, err := New(Options{
 		Client: client, Dynamic: dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), Namespace: "ns", Authority: "ca", Leaves: requests, Clock: clock,
