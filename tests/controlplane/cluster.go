@@ -66,6 +66,7 @@ type Cluster struct {
 	options  Options
 	stateDir string
 	server   string
+	etcd     string
 	mapper   *restmapper.DeferredDiscoveryRESTMapper
 	starter  *starter
 
@@ -183,6 +184,10 @@ func (c *Cluster) StateDir() string { return c.stateDir }
 // Server is the API server's URL.
 func (c *Cluster) Server() string { return c.server }
 
+// EtcdURL is where etcd serves its JSON API, http://127.0.0.1:PORT: for what would
+// take too long through the API server.
+func (c *Cluster) EtcdURL() string { return c.etcd }
+
 // Logs returns the last lines of each process's log.
 func (c *Cluster) Logs() string {
 	c.mu.Lock()
@@ -228,6 +233,7 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 		return err
 	}
 	etcdURL := "http://127.0.0.1:" + strconv.Itoa(etcdClient)
+	c.etcd = etcdURL
 	peerURL := "http://127.0.0.1:" + strconv.Itoa(etcdPeer)
 	if _, err := c.Run(ctx, Program{Name: "etcd", Path: c.Bin.Path("etcd"), Args: []string{
 		"--data-dir=" + c.path("etcd"), "--unsafe-no-fsync", "--log-level=warn",
