@@ -30,11 +30,18 @@ var (
 	provider *archkeeper.Provider
 )
 
-const gate = "archkeeper.io/architecture"
+const (
+	gate = "archkeeper.io/architecture"
+	// auditPatience is many rounds of the audit, each of which reviews every
+	// object of the cluster.
+	auditPatience = 4 * time.Minute
+)
 
 func TestMain(m *testing.M) {
 	os.Exit(controlplane.Main(m, controlplane.Options{
-		Gatekeeper: &controlplane.GatekeeperOptions{AuditInterval: 5 * time.Second},
+		// A webhook that times out admits: on a busy machine the provider's own
+		// time must still be the shorter one.
+		Gatekeeper: &controlplane.GatekeeperOptions{AuditInterval: 5 * time.Second, ValidatingTimeout: 30 * time.Second},
 	}, setup))
 }
 
@@ -260,7 +267,9 @@ func TestAuditReportsWhatEveryTemplateWouldDeny(t *testing.T) {
 			k := cluster.Test(t)
 			k.CreatePod(r.denied)
 			constraint := constrain(t, k, r.kind, r.parameters, "dryrun")
-			k.Eventually("the audit reports the pod", func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(t.Context(), auditPatience)
+			defer cancel()
+			err := controlplane.WaitFor(ctx, "the audit reports the pod", func(ctx context.Context) error {
 				object, err := cluster.Get(ctx, r.kind+".v1beta1.constraints.gatekeeper.sh", "", constraint)
 				if err != nil {
 					return err
@@ -276,6 +285,9 @@ func TestAuditReportsWhatEveryTemplateWouldDeny(t *testing.T) {
 				}
 				return fmt.Errorf("it reports %v", violations)
 			})
+			if err != nil {
+				t.Fatal(err)
+			}
 			k.CreatePod(r.denied) // dryrun denies nothing
 		})
 	}
