@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,18 +16,17 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/archkeeper/archkeeper/internal/served"
 )
 
 // FieldManager owns the field in managedFields.
@@ -106,7 +105,7 @@ type Controller struct {
 	wake     chan struct{}
 	metrics  *metrics
 	history  history
-	watching map[schema.GroupVersionResource]*watched
+	watching served.Set
 	written  *unstructured.Unstructured // what the last patch returned
 	before   string                     // resourceVersion that the last patch was made from
 
@@ -119,16 +118,6 @@ type Controller struct {
 	retry       time.Duration
 	retryAt     time.Time
 	status      statusKeeper
-}
-
-// watched is one named object under watch.
-type watched struct {
-	store  cache.Store
-	synced cache.InformerSynced
-	stop   context.CancelFunc
-	done   chan struct{}
-	once   sync.Once
-	gone   chan struct{} // closed when the API server says that the resource is not served
 }
 
 // New makes a Controller and registers its metrics.
@@ -157,13 +146,14 @@ func New(o Options) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Controller{
-		Options:  o,
-		wake:     make(chan struct{}, 1),
-		metrics:  m,
-		watching: map[schema.GroupVersionResource]*watched{},
-		status:   statusKeeper{client: o.Own, namespace: o.Namespace, name: o.Name},
-	}, nil
+	c := &Controller{
+		Options: o,
+		wake:    make(chan struct{}, 1),
+		metrics: m,
+		status:  statusKeeper{client: o.Own, namespace: o.Namespace, name: o.Name},
+	}
+	c.watching = served.Set{Client: o.Governed, Log: o.Log, Changed: c.nudge, Gone: c.nudge}
+	return c, nil
 }
 
 // NeedLeaderElection tells controller-runtime's manager that one replica writes.
@@ -173,11 +163,7 @@ func (c *Controller) NeedLeaderElection() bool { return true }
 // retried and reported in conditions; the error is that of ctx only in so far
 // as ending is no error: it is always nil.
 func (c *Controller) Start(ctx context.Context) error {
-	defer func() {
-		for r := range c.watching {
-			c.unwatch(r)
-		}
-	}()
+	defer c.watching.Stop()
 	for {
 		wait := c.once(ctx)
 		var timer <-chan time.Time
@@ -215,8 +201,10 @@ func (c *Controller) nudge() {
 func (c *Controller) once(ctx context.Context) time.Duration {
 	now := c.Clock.Now()
 	var waits deadlines
-	c.dropGone()
-	if c.watching[imagesResource] == nil || c.watching[versionsResource] == nil || c.unsupported {
+	if slices.Contains(c.watching.DropGone(), imagesResource) {
+		c.unsupported, c.written, c.history = false, nil, history{}
+	}
+	if !c.watching.Following(imagesResource) || !c.watching.Following(versionsResource) || c.unsupported {
 		if since := now.Sub(c.probed); c.probed.IsZero() || since >= probeInterval {
 			c.probe(ctx)
 			c.probed = now
@@ -230,8 +218,8 @@ func (c *Controller) once(ctx context.Context) time.Duration {
 
 // look decides and writes.
 func (c *Controller) look(ctx context.Context, now time.Time, waits *deadlines) report {
-	image, ready := c.object(imagesResource, imageName)
-	if c.watching[imagesResource] == nil {
+	image, ready := c.watching.Get(imagesResource, imageName)
+	if !c.watching.Following(imagesResource) {
 		return report{reason: reasonWaitingForCRD, message: "the cluster does not serve images.config.openshift.io/v1: nothing to do"}
 	}
 	if !ready {
@@ -243,8 +231,8 @@ func (c *Controller) look(ctx context.Context, now time.Time, waits *deadlines) 
 	if c.written != nil && image.GetResourceVersion() == c.before {
 		image = c.written // the watch has not shown our own write yet
 	}
-	version, versionReady := c.object(versionsResource, versionName)
-	if c.watching[versionsResource] != nil && !versionReady {
+	version, versionReady := c.watching.Get(versionsResource, versionName)
+	if c.watching.Following(versionsResource) && !versionReady {
 		return report{reason: reasonStarting, message: "reading the governed objects"}
 	}
 	facts := Facts{Spec: mode(image, "spec"), Status: mode(image, "status"), Release: release(version), WhenMissing: c.WhenMissing}
@@ -376,18 +364,19 @@ func (c *Controller) probe(ctx context.Context) {
 		c.Log.Warn("discovery of config.openshift.io/v1 failed", "err", err)
 		return
 	}
-	served := map[string]bool{}
+	there := map[string]bool{}
 	if err == nil {
 		for _, r := range list.APIResources {
-			served[r.Name] = true
+			there[r.Name] = true
 		}
 	}
-	for _, r := range []schema.GroupVersionResource{imagesResource, versionsResource} {
-		if served[r.Resource] && c.watching[r] == nil {
-			c.watch(ctx, r)
-		}
+	if there[imagesResource.Resource] {
+		c.watching.Follow(ctx, served.Watch{Resource: imagesResource, Name: imageName})
 	}
-	if !served[imagesResource.Resource] {
+	if there[versionsResource.Resource] {
+		c.watching.Follow(ctx, served.Watch{Resource: versionsResource, Name: versionName})
+	}
+	if !there[imagesResource.Resource] {
 		if !c.idleSaid {
 			c.Log.Info("the cluster does not serve images.config.openshift.io: idle", "look again every", probeInterval)
 			c.idleSaid = true
@@ -437,86 +426,6 @@ func (c *Controller) hasField() bool {
 		}
 	}
 	return false
-}
-
-// watch starts to follow the one named object of a resource.
-func (c *Controller) watch(ctx context.Context, r schema.GroupVersionResource) {
-	name := imageName
-	if r == versionsResource {
-		name = versionName
-	}
-	informer := dynamicinformer.NewFilteredDynamicInformer(c.Governed, r, "", 0, cache.Indexers{}, func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
-	}).Informer()
-	ctx, cancel := context.WithCancel(ctx)
-	w := &watched{store: informer.GetStore(), synced: informer.HasSynced, stop: cancel, done: make(chan struct{}), gone: make(chan struct{})}
-	changed := func(any) { c.nudge() }
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: changed, DeleteFunc: changed, UpdateFunc: func(_, o any) { changed(o) },
-	}); err != nil {
-		cancel()
-		c.Log.Error("cannot follow a resource", "resource", r.Resource, "err", err)
-		return
-	}
-	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
-		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
-			w.once.Do(func() { close(w.gone) })
-			c.nudge()
-			return
-		}
-		cache.DefaultWatchErrorHandler(ctx, reflector, err)
-	}); err != nil {
-		cancel()
-		c.Log.Error("cannot follow a resource", "resource", r.Resource, "err", err)
-		return
-	}
-	c.watching[r] = w
-	go func() {
-		defer close(w.done)
-		informer.RunWithContext(ctx)
-	}()
-	go func() {
-		cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
-		c.nudge()
-	}()
-	c.Log.Info("following", "resource", r.Resource, "name", name)
-}
-
-func (c *Controller) unwatch(r schema.GroupVersionResource) {
-	w := c.watching[r]
-	delete(c.watching, r)
-	w.stop()
-	<-w.done
-}
-
-// dropGone stops the watches of resources that are no longer served.
-func (c *Controller) dropGone() {
-	for r, w := range c.watching {
-		select {
-		case <-w.gone:
-			c.unwatch(r)
-			c.Log.Info("no longer served", "resource", r.Resource)
-			if r == imagesResource {
-				c.unsupported, c.written, c.history = false, nil, history{}
-			}
-		default:
-		}
-	}
-}
-
-// object gives the watched object, nil when there is none; ready is false
-// before the first list.
-func (c *Controller) object(r schema.GroupVersionResource, name string) (o *unstructured.Unstructured, ready bool) {
-	w := c.watching[r]
-	if w == nil || !w.synced() {
-		return nil, false
-	}
-	got, found, err := w.store.GetByKey(name)
-	if err != nil || !found {
-		return nil, true
-	}
-	o, _ = got.(*unstructured.Unstructured)
-	return o, true
 }
 
 // mode reads imageStreamImportMode below spec or status; Unset when there is none.

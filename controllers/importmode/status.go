@@ -7,12 +7,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/archkeeper/archkeeper/internal/kube"
 )
 
 // Condition types of the status ConfigMap.
@@ -210,19 +211,7 @@ func (k *statusKeeper) store(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	maps := k.client.CoreV1().ConfigMaps(k.namespace)
-	cm, err := maps.Get(ctx, k.name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		_, err = maps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: k.namespace, Name: k.name, Labels: map[string]string{"app.kubernetes.io/managed-by": "archkeeper"}},
-			Data:       map[string]string{"status": text},
-		}, metav1.CreateOptions{FieldManager: FieldManager})
-	case err == nil && cm.Data["status"] != text:
-		cm = cm.DeepCopy()
-		cm.Data = map[string]string{"status": text}
-		_, err = maps.Update(ctx, cm, metav1.UpdateOptions{FieldManager: FieldManager})
-	}
+	_, err = kube.KeepConfigMap(ctx, k.client.CoreV1().ConfigMaps(k.namespace), k.name, map[string]string{"status": text}, FieldManager)
 	if err != nil {
 		return err
 	}

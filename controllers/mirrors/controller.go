@@ -5,28 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/archkeeper/archkeeper/internal/kube"
+	"github.com/archkeeper/archkeeper/internal/served"
 	"github.com/archkeeper/archkeeper/provider/imageref"
 	"github.com/archkeeper/archkeeper/provider/mirrors"
 )
@@ -104,7 +100,7 @@ type Controller struct {
 	wake    chan struct{} // something may have to be looked at
 	changed chan struct{} // an object has changed
 
-	watching map[schema.GroupVersionResource]*watched
+	watching served.Set
 	operator bool // the machine-config operator is there
 	probed   time.Time
 	idleSaid bool
@@ -120,15 +116,6 @@ type Controller struct {
 }
 
 type objectID struct{ kind, name string }
-
-type watched struct {
-	store  cache.Store
-	synced cache.InformerSynced
-	stop   context.CancelFunc
-	done   chan struct{}
-	once   sync.Once
-	gone   chan struct{} // closed when the resource is no longer served
-}
 
 // New makes a Controller and registers its metrics.
 func New(o Options) (*Controller, error) {
@@ -166,12 +153,17 @@ func New(o Options) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Controller{
+	c := &Controller{
 		Options: o, metrics: m,
 		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-		watching:  map[schema.GroupVersionResource]*watched{},
 		announced: map[objectID]string{},
-	}, nil
+	}
+	c.watching = served.Set{
+		Client: o.Dynamic, Log: o.Log,
+		Changed: func() { nudge(c.changed); nudge(c.wake) },
+		Gone:    func() { nudge(c.wake) },
+	}
+	return c, nil
 }
 
 // NeedLeaderElection tells controller-runtime's manager that one replica writes.
@@ -180,11 +172,7 @@ func (c *Controller) NeedLeaderElection() bool { return true }
 // Start runs the controller until ctx ends; its error is always nil. Failures
 // of the API server are retried and reported in the status.
 func (c *Controller) Start(ctx context.Context) error {
-	defer func() {
-		for r := range c.watching {
-			c.unwatch(r)
-		}
-	}()
+	defer c.watching.Stop()
 	for {
 		wait := c.once(ctx)
 		timer := c.Clock.NewTimer(wait)
@@ -211,7 +199,9 @@ func nudge(ch chan struct{}) {
 // wait for something to happen before looking again.
 func (c *Controller) once(ctx context.Context) time.Duration {
 	now := c.Clock.Now()
-	c.dropGone()
+	if len(c.watching.DropGone()) > 0 {
+		nudge(c.changed)
+	}
 	if c.probed.IsZero() || now.Sub(c.probed) >= probeInterval {
 		c.probe(ctx)
 		c.probed = now
@@ -265,31 +255,17 @@ func (c *Controller) due(now time.Time) time.Duration {
 // ready tells whether a first look has told which kinds are served, and all of
 // them have been listed.
 func (c *Controller) ready() bool {
-	if !c.status.Probed {
-		return false
-	}
-	for _, w := range c.watching {
-		if !w.synced() {
-			return false
-		}
-	}
-	return true
+	return c.status.Probed && c.watching.Synced()
 }
 
 // merge recomputes the plan from full lists.
 func (c *Controller) merge() {
 	var objects []mirrors.Object
-	for _, w := range c.watching {
-		for _, item := range w.store.List() {
-			u, ok := item.(*unstructured.Unstructured)
-			if !ok {
-				continue
-			}
-			if o, ok := mirrors.FromMap(u.Object); ok {
-				objects = append(objects, o)
-			}
+	c.watching.Each(func(u *unstructured.Unstructured) {
+		if o, ok := mirrors.FromMap(u.Object); ok {
+			objects = append(objects, o)
 		}
-	}
+	})
 	start := c.Clock.Now()
 	plan, err := Make(Facts{
 		Objects: objects, Protected: c.Protected, Delivery: c.Delivery, MachineConfigOperator: c.operator, Policy: c.Policy,
@@ -335,35 +311,11 @@ func (c *Controller) write(ctx context.Context, now time.Time) error {
 func (c *Controller) store(ctx context.Context, name string, data map[string]string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	client := c.Client.CoreV1().ConfigMaps(c.Namespace)
-	current, err := client.Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		_, err = client.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: c.Namespace, Name: name,
-				Labels: map[string]string{"app.kubernetes.io/name": "archkeeper", "app.kubernetes.io/managed-by": "archkeeper"},
-			},
-			Data: data,
-		}, metav1.CreateOptions{FieldManager: FieldManager})
-		if err != nil {
-			return fmt.Errorf("create ConfigMap %s: %w", name, err)
-		}
-		c.metrics.writes.WithLabelValues("created").Inc()
-		return nil
+	wrote, err := kube.KeepConfigMap(ctx, c.Client.CoreV1().ConfigMaps(c.Namespace), name, data, FieldManager)
+	if wrote != kube.WroteNothing {
+		c.metrics.writes.WithLabelValues(string(wrote)).Inc()
 	}
-	if err != nil {
-		return fmt.Errorf("read ConfigMap %s: %w", name, err)
-	}
-	if maps.Equal(current.Data, data) && len(current.BinaryData) == 0 {
-		return nil
-	}
-	updated := current.DeepCopy()
-	updated.Data, updated.BinaryData = data, nil
-	if _, err := client.Update(ctx, updated, metav1.UpdateOptions{FieldManager: FieldManager}); err != nil {
-		return fmt.Errorf("update ConfigMap %s: %w", name, err)
-	}
-	c.metrics.writes.WithLabelValues("updated").Inc()
-	return nil
+	return err
 }
 
 // announce sends one event for each transition of an object.
@@ -413,7 +365,7 @@ func apiVersion(kind string) string {
 
 // probe asks which of the kinds are served and follows the new ones.
 func (c *Controller) probe(ctx context.Context) {
-	served := map[schema.GroupVersionResource]bool{}
+	there := map[schema.GroupVersionResource]bool{}
 	for _, gv := range []schema.GroupVersion{configGV, contentGV, machineGV} {
 		list, err := c.Discovery.ServerResourcesForGroupVersion(gv.String())
 		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
@@ -424,72 +376,37 @@ func (c *Controller) probe(ctx context.Context) {
 			return // what is known stays
 		}
 		for _, r := range list.APIResources {
-			served[gv.WithResource(r.Name)] = true
+			there[gv.WithResource(r.Name)] = true
 		}
 	}
 	for _, r := range followed() {
 		switch {
-		case served[r] && c.watching[r] == nil:
-			c.watch(ctx, r)
-		case !served[r] && c.watching[r] != nil:
-			c.unwatch(r)
-			c.Log.Info("no longer served", "resource", r.GroupResource().String())
+		case there[r]:
+			c.watching.Follow(ctx, watch(r))
+		case c.watching.Following(r):
+			c.watching.Leave(r)
 			nudge(c.changed)
 		}
 	}
-	if operator := served[machineGV.WithResource("machineconfigpools")]; operator != c.operator {
+	if operator := there[machineGV.WithResource("machineconfigpools")]; operator != c.operator {
 		c.operator = operator
 		nudge(c.changed)
 	}
 	c.status.Probed = true
-	if len(c.watching) == 0 && !c.idleSaid {
+	if c.watching.Len() == 0 && !c.idleSaid {
 		c.Log.Info("the cluster serves no mirror objects: nothing to merge", "look again every", probeInterval)
 	}
-	c.idleSaid = len(c.watching) == 0
+	c.idleSaid = c.watching.Len() == 0
 }
 
-// watch follows a resource: all of its objects, or Image/cluster alone.
-func (c *Controller) watch(ctx context.Context, r schema.GroupVersionResource) {
-	informer := dynamicinformer.NewFilteredDynamicInformer(c.Dynamic, r, "", 0, cache.Indexers{}, func(o *metav1.ListOptions) {
-		if r == images {
-			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", imageName).String()
-		}
-	}).Informer()
-	ctx, cancel := context.WithCancel(ctx)
-	w := &watched{store: informer.GetStore(), synced: informer.HasSynced, stop: cancel, done: make(chan struct{}), gone: make(chan struct{})}
-	changed := func() { nudge(c.changed); nudge(c.wake) }
-	_, handlerErr := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { changed() }, DeleteFunc: func(any) { changed() },
-		UpdateFunc: func(before, after any) {
-			if generation(before) != generation(after) {
-				changed()
-			}
-		},
-	})
-	watchErr := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, reflector *cache.Reflector, err error) {
-		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
-			w.once.Do(func() { close(w.gone) })
-			nudge(c.wake)
-			return
-		}
-		cache.DefaultWatchErrorHandler(ctx, reflector, err)
-	})
-	transformErr := informer.SetTransform(slim)
-	if err := errors.Join(handlerErr, watchErr, transformErr); err != nil {
-		cancel()
-		c.Log.Error("cannot follow a resource", "resource", r.GroupResource().String(), "err", err)
-		return
+// watch says what of a resource is followed: all of its objects, or
+// Image/cluster alone.
+func watch(r schema.GroupVersionResource) served.Watch {
+	w := served.Watch{Resource: r, Transform: slim, Same: func(before, after any) bool { return generation(before) == generation(after) }}
+	if r == images {
+		w.Name = imageName
 	}
-	c.watching[r] = w
-	go func() {
-		defer close(w.done)
-		informer.RunWithContext(ctx)
-	}()
-	go func() {
-		cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
-		changed()
-	}()
-	c.Log.Info("following", "resource", r.GroupResource().String())
+	return w
 }
 
 // slim drops what is large and never read.
@@ -515,24 +432,4 @@ func generation(obj any) string {
 		return u.GetResourceVersion()
 	}
 	return fmt.Sprint(u.GetUID(), "/", u.GetGeneration())
-}
-
-func (c *Controller) unwatch(r schema.GroupVersionResource) {
-	w := c.watching[r]
-	delete(c.watching, r)
-	w.stop()
-	<-w.done
-}
-
-// dropGone stops the watches of resources that are no longer served.
-func (c *Controller) dropGone() {
-	for r, w := range c.watching {
-		select {
-		case <-w.gone:
-			c.unwatch(r)
-			c.Log.Info("no longer served", "resource", r.GroupResource().String())
-			nudge(c.changed)
-		default:
-		}
-	}
 }

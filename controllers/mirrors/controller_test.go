@@ -63,11 +63,7 @@ func newCluster(t *testing.T, served []schema.GroupVersionResource, change func(
 	if c.Controller, err = New(o); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		for r := range c.watching {
-			c.unwatch(r)
-		}
-	})
+	t.Cleanup(c.watching.Stop)
 	return c
 }
 
@@ -179,8 +175,8 @@ func (c *cluster) apply(r schema.GroupVersionResource, o *unstructured.Unstructu
 		c.t.Fatal(err)
 	}
 	c.eventually("the watch has shown "+o.GetName(), func() bool {
-		got, found, _ := c.watching[r].store.GetByKey(o.GetName())
-		return found && got.(*unstructured.Unstructured).GetGeneration() == o.GetGeneration()
+		got, _ := c.watching.Get(r, o.GetName())
+		return got != nil && got.GetGeneration() == o.GetGeneration()
 	})
 	c.eventually("the change is noticed", func() bool { return len(c.changed) > 0 })
 }
@@ -288,7 +284,7 @@ func TestWatchesComeAndGoWithTheirCRDs(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	c := newCluster(t, nil, nil, set("a", 1, "s.io", "m.io"))
 	c.settle()
-	if len(c.watching) != 0 {
+	if c.watching.Len() != 0 {
 		t.Fatal("it follows what is not served")
 	}
 	if cm := c.configMap("mirrors"); cm == nil || cm.Data[mirrors.KeyConf] != "" {
@@ -303,8 +299,8 @@ func TestWatchesComeAndGoWithTheirCRDs(t *testing.T) {
 	c.serve()
 	c.clock.Step(probeInterval)
 	c.settle()
-	if cm := c.configMap("mirrors"); len(c.watching) != 0 || cm.Data[mirrors.KeyConf] != "" {
-		t.Errorf("%d watches, %s", len(c.watching), cm.Data[mirrors.KeyConf])
+	if cm := c.configMap("mirrors"); c.watching.Len() != 0 || cm.Data[mirrors.KeyConf] != "" {
+		t.Errorf("%d watches, %s", c.watching.Len(), cm.Data[mirrors.KeyConf])
 	}
 }
 
