@@ -68,13 +68,11 @@ func TestADryRunLeavesNothing(t *testing.T) {
 func TestAPodWhoseImageIsUnknownIsGatedAndPlacedByOneWrite(t *testing.T) {
 	t.Parallel()
 	k, f := test(t)
-	slow.Push(t.Context(), "shop/arm:cold", platforms["arm"]...)
-	slow.Push(t.Context(), "shop/z:cold", platforms["z"]...)
 	for _, tc := range []struct{ name, image, node string }{
-		{"named", "/shop/arm:cold", "arm64-"},
-		{"generated-", "/shop/z:cold", "s390x-"},
+		{"named", cold(slow, 0, "arm"), "arm64-"},
+		{"generated-", cold(slow, 0, "z"), "s390x-"},
 	} {
-		created := k.CreatePod(pod(tc.name, "", slow.Host+tc.image))
+		created := k.CreatePod(pod(tc.name, "", tc.image))
 		if !isGated(created) {
 			t.Errorf("pod %s is not gated", created.Name)
 		}
@@ -95,9 +93,8 @@ func TestGatesOfOthersStay(t *testing.T) {
 	t.Parallel()
 	k, f := test(t)
 	const theirs = "example.com/quota"
-	for name, from := range map[string]string{"known": image(good, "arm"), "unknown": image(slow, "arm")} {
-		warmOrNot := name == "known"
-		if warmOrNot {
+	for name, from := range map[string]string{"known": image(good, "arm"), "unknown": cold(slow, 1, "arm")} {
+		if name == "known" {
 			warm(t, k, from)
 		}
 		k.CreatePod(pod(name, "schedulingGates: [{name: "+theirs+"}], ", from))
@@ -119,7 +116,7 @@ func TestTermsWithAnEmptyOneAreTakenAtOnce(t *testing.T) {
 	warm(t, k, image(good, "arm"))
 	want := []string{"", "kubernetes.io/arch In [arm64], zone In [a]"}
 	k.CreatePod(pod("known", terms, image(good, "arm")))
-	k.CreatePod(pod("unknown", terms, image(slow, "arm")))
+	k.CreatePod(pod("unknown", terms, cold(slow, 2, "arm")))
 	for _, name := range []string{"known", "unknown"} {
 		p := f.run(name)
 		wantRequired(t, p, want...)
@@ -146,7 +143,7 @@ func TestMarksOfOursInATemplateAreNotBelieved(t *testing.T) {
 		from      string
 	}{
 		"known":   {nil, "", image(good, "arm")},
-		"unknown": {nil, "", image(slow, "arm")},
+		"unknown": {nil, "", cold(slow, 3, "arm")},
 		"gated":   {[]string{ownWebhooks + "=none"}, gatedSpec, image(good, "arm")},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -248,14 +245,23 @@ spec:
 		k, f := test(t, ownWebhooks+"=none")
 		k.CreatePod(optedOut(pod("label", gatedSpec, image(mute, "arm"))))
 		k.CreatePod(pod("plane", gatedSpec+controlPlane, image(mute, "arm")))
-		daemon := strings.Replace(pod("daemon", gatedSpec, image(mute, "arm")), "metadata: {",
-			"metadata: {ownerReferences: [{apiVersion: apps/v1, kind: DaemonSet, name: d, uid: 1-2, controller: true}], ", 1)
+		owner := k.Create(fmt.Sprintf(`
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: d}
+spec:
+  selector: {matchLabels: {app: d}}
+  template:
+    metadata: {labels: {app: d}}
+    spec: {nodeSelector: {nowhere: "1"}, containers: [{name: a, image: %q}]}
+`, image(mute, "arm")))
+		daemon := strings.Replace(pod("daemon", gatedSpec, image(mute, "arm")), "metadata: {", fmt.Sprintf(
+			"metadata: {labels: {app: d}, ownerReferences: [{apiVersion: apps/v1, kind: DaemonSet, name: d, uid: %s, controller: true}], ", owner.GetUID()), 1)
 		k.CreatePod(daemon)
 		for _, name := range []string{"label", "plane", "daemon"} {
 			f.one("is released", name, freed)
 			unchanged(t, f.of(name).last)
 		}
-		f.t = t
 		if gated := len(f.writes().done); gated != 3 {
 			t.Errorf("we wrote to %d pods", gated)
 		}

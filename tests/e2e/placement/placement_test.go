@@ -27,7 +27,7 @@ import (
 const (
 	gate          = "archkeeper.io/architecture"
 	decided       = "archkeeper.io/decided"
-	leaseDuration = 9 * time.Second
+	leaseDuration = 15 * time.Second
 	// ownWebhooks on a namespace keeps the shared webhook, and Gatekeeper's, away:
 	// the test brings its own, or none.
 	ownWebhooks = "e2e.test/own-webhooks"
@@ -39,7 +39,7 @@ const (
 var (
 	cluster                      *controlplane.Cluster
 	provider                     *archkeeper.Provider
-	replicas                     []*archkeeper.Controllers
+	replicas                     []*replica
 	good, slow, down, away, mute *archkeeper.Registry
 	configuration                string
 )
@@ -86,6 +86,15 @@ func setup(ctx context.Context, c *controlplane.Cluster) error {
 			}
 		}
 	}
+	for i := range colds {
+		for name, runs := range platforms {
+			for _, r := range []*archkeeper.Registry{slow, down} {
+				if _, err := r.Push(ctx, fmt.Sprintf("shop/%s:cold-%d", name, i), runs...); err != nil {
+					return err
+				}
+			}
+		}
+	}
 	slow.Delay(1200 * time.Millisecond)
 	mute.Delay(-1)
 	if err := errors.Join(down.Down(), away.Down()); err != nil {
@@ -104,18 +113,37 @@ func setup(ctx context.Context, c *controlplane.Cluster) error {
 		return err
 	}
 	for _, name := range []string{"controllers-a", "controllers-b"} {
-		replica, err := archkeeper.StartControllers(ctx, c, os.Stderr, archkeeper.ControllersOptions{
+		controllers, err := archkeeper.StartControllers(ctx, c, os.Stderr, archkeeper.ControllersOptions{
 			Name: name, Provider: provider, LeaseDuration: leaseDuration, Config: configuration,
 		})
 		if err != nil {
 			return err
 		}
-		replicas = append(replicas, replica)
+		r := &replica{Controllers: controllers}
+		r.wanted.Store(true)
+		go r.supervise(ctx)
+		replicas = append(replicas, r)
 	}
 	if err := keepGatekeeperAway(ctx); err != nil {
 		return err
 	}
-	return c.Apply(ctx, "", webhook("mutate.archkeeper.io", provider, "{key: "+ownWebhooks+", operator: DoesNotExist}"))
+	if err := c.Apply(ctx, "", webhook("mutate.archkeeper.io", provider, "{key: "+ownWebhooks+", operator: DoesNotExist}")); err != nil {
+		return err
+	}
+	return waitAlive(ctx)
+}
+
+// waitAlive waits until admission knows that a replica leads: before that it does
+// not gate.
+func waitAlive(ctx context.Context) error {
+	k := &controlplane.Test{Cluster: cluster, Namespace: "default"}
+	return controlplane.WaitFor(ctx, "pods are gated", func(ctx context.Context) error {
+		p, err := dryRun(ctx, k, pod("alive-", "", image(mute, "arm")))
+		if err == nil && !isGated(p) {
+			return errors.New("a pod with an unknown image is not")
+		}
+		return err
+	})
 }
 
 // webhook is the chart's configuration, called at a local address, for the
@@ -218,6 +246,14 @@ func pod(name, more string, images ...string) string {
 
 // gatedSpec puts our gate on a pod as a user or Gatekeeper would.
 const gatedSpec = "schedulingGates: [{name: " + gate + "}], "
+
+// colds is how many images of each kind the slow registry, and the one that is
+// down, have that one test alone asks for: the provider remembers what it was told.
+const colds = 10
+
+func cold(r *archkeeper.Registry, n int, name string) string {
+	return fmt.Sprintf("%s/shop/%s:cold-%d", r.Host, name, n)
+}
 
 func image(r *archkeeper.Registry, name string) string { return r.Host + "/shop/" + name + ":1" }
 
