@@ -119,6 +119,7 @@ met; 3 undetermined, because a registry did not give an answer.`,
 		newImportModeCommand(std),
 		newUngateCommand(std),
 		newMigrateCommand(std),
+		newDoctorCommand(std),
 		newVersionCommand(std),
 		newDocsCommand(),
 	)
