@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -179,7 +180,7 @@ func (f *controllersFlags) run(ctx context.Context, std streams) error {
 
 	parts := controllersParts{cluster: cluster, metrics: ctrlmetrics.Registry, log: logger}
 	var ready atomic.Bool
-	if parts.manager, err = manager.New(cluster, f.managerOptions(logger, &ready)); err != nil {
+	if parts.manager, err = manager.New(cluster, f.managerOptions(logger, cluster, &ready)); err != nil {
 		return fmt.Errorf("controllers: %w", err)
 	}
 	if parts.client, err = kubernetes.NewForConfig(cluster); err != nil {
@@ -216,13 +217,18 @@ func (f *controllersFlags) run(ctx context.Context, std streams) error {
 	return parts.manager.Start(ctx)
 }
 
-func (f *controllersFlags) managerOptions(logger *slog.Logger, ready *atomic.Bool) manager.Options {
+func (f *controllersFlags) managerOptions(logger *slog.Logger, cluster *rest.Config, ready *atomic.Bool) manager.Options {
+	// A connection of its own: a burst of patches must not keep the Lease from being
+	// renewed. Transports are shared unless something differs.
+	election := rest.CopyConfig(cluster)
+	election.Dial = (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	duration, renew, retry := f.leaseDuration, f.leaseDuration*2/3, f.leaseDuration*2/15
 	shutdown := 10 * time.Second
 	options := manager.Options{
 		Scheme:                        clientgoscheme.Scheme,
 		Logger:                        logr.FromSlogHandler(logger.Handler()),
 		LeaderElection:                true,
+		LeaderElectionConfig:          election,
 		LeaderElectionID:              f.lease,
 		LeaderElectionNamespace:       f.namespace,
 		LeaderElectionReleaseOnCancel: true,

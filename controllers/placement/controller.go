@@ -48,7 +48,7 @@ const (
 	// quietHold is how long a pod is held without an event.
 	quietHold = 5 * time.Second
 	// DefaultWorkers is how many pods are worked on at the same time.
-	DefaultWorkers = 32
+	DefaultWorkers = 16
 )
 
 // Evaluator decides.
