@@ -45,16 +45,16 @@ test_a_gated_pod_goes_where_its_box_lets_it if {
 	crossed := known(["linux/arm64", "windows/amd64"])
 	not_arm64 := {"key": "kubernetes.io/arch", "operator": "NotIn", "values": ["arm64"]}
 	in_arm64 := is_in("kubernetes.io/arch", ["arm64"])
-	every [terms, after, architectures] in [
-		[[term([zone])], [term([zone, in_arm64, on_linux])], ["arm64"]],
-		[[term([in_both])], [term([in_both, in_arm64, on_linux])], ["arm64"]],
-		[[term([zone]), term([not_arm64])], [term([zone, in_arm64, on_linux]), term([not_arm64, in_amd64, on_windows])], ["amd64", "arm64"]],
-		[[term([not_arm64])], [term([not_arm64, in_amd64, on_windows])], ["amd64"]],
+	every tc in [
+		{"terms": [term([zone])], "after": [term([zone, in_arm64, on_linux])], "architectures": ["arm64"]},
+		{"terms": [term([in_both])], "after": [term([in_both, in_arm64, on_linux])], "architectures": ["arm64"]},
+		{"terms": [term([zone]), term([not_arm64])], "after": [term([zone, in_arm64, on_linux]), term([not_arm64, in_amd64, on_windows])], "architectures": ["amd64", "arm64"]},
+		{"terms": [term([not_arm64])], "after": [term([not_arm64, in_amd64, on_windows])], "architectures": ["amd64"]},
 	] {
-		question := ask_gated(required(terms), {"a": crossed})
-		terms_after(question) == after
-		decide(question).architectures == architectures
-		patched(question).metadata.annotations["archkeeper.io/architectures"] == concat(",", architectures)
+		question := ask_gated(required(tc.terms), {"a": crossed})
+		terms_after(question) == tc.after
+		decide(question).architectures == tc.architectures
+		patched(question).metadata.annotations["archkeeper.io/architectures"] == concat(",", tc.architectures)
 	}
 	decide(ask(required([term([zone])]), {"a": crossed})).architectures == ["amd64", "arm64"]
 }
