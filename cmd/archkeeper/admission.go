@@ -70,6 +70,15 @@ type admissionService struct {
 	ready   map[string]func() error
 }
 
+// mayPin tells whether a canonical reference may be set to its digest: not where
+// tag mirrors serve it, since a digest would go past them.
+func mayPin(hasTagMirrors func(imageref.Reference) bool) func(reference string) bool {
+	return func(reference string) bool {
+		ref, err := imageref.Parse(reference)
+		return err == nil && !hasTagMirrors(ref)
+	}
+}
+
 // open makes the handler of AdmissionReviews.
 func (f *admissionFlags) open(ctx context.Context, parts admissionParts) (admissionService, error) {
 	s := admissionService{ready: map[string]func() error{}}
@@ -84,10 +93,7 @@ func (f *admissionFlags) open(ctx context.Context, parts admissionParts) (admiss
 	s.run = append(s.run, func(ctx context.Context) { _ = evaluator.Run(ctx) })
 	options := admission.Options{
 		Inspector: parts.inspector, Evaluator: evaluator, Placement: placement, Budget: f.budget,
-		MayPin: func(reference string) bool {
-			ref, err := imageref.Parse(reference)
-			return err == nil && !parts.hasTagMirrors(ref)
-		},
+		MayPin:  mayPin(parts.hasTagMirrors),
 		Metrics: admission.NewMetrics(parts.metrics), Log: parts.log,
 	}
 	if parts.cluster != nil {

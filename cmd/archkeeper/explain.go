@@ -15,6 +15,7 @@ import (
 	"github.com/archkeeper/archkeeper/internal/inputs"
 	"github.com/archkeeper/archkeeper/internal/kube"
 	"github.com/archkeeper/archkeeper/internal/terminal"
+	"github.com/archkeeper/archkeeper/provider/server"
 	"github.com/archkeeper/archkeeper/rego"
 )
 
@@ -130,6 +131,11 @@ func (f *explainFlags) run(ctx context.Context, std streams, args []string) erro
 		return err
 	}
 	defer inspector.Close()
+	mirrors, err := f.ask.registries.openMirrors(f.ask.log(std))
+	if err != nil {
+		return err
+	}
+	question.MayPin = mayPin(server.TagMirrors(mirrors.Current))
 	images, err := rego.References(&question.Pod.Pod.Spec)
 	if err != nil {
 		return err

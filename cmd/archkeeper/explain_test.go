@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -121,8 +122,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// termsAfter applies the patch and writes the required terms in short.
-func termsAfter(t *testing.T, pod, patch []byte) string {
+// podAfter applies the patch.
+func podAfter(t *testing.T, pod, patch []byte) corev1.Pod {
 	t.Helper()
 	raw, err := yaml.YAMLToJSON(pod)
 	if err != nil {
@@ -139,7 +140,13 @@ func termsAfter(t *testing.T, pod, patch []byte) string {
 	if err := json.Unmarshal(raw, &after); err != nil {
 		t.Fatal(err)
 	}
-	affinity := after.Spec.Affinity
+	return after
+}
+
+// termsAfter applies the patch and writes the required terms in short.
+func termsAfter(t *testing.T, pod, patch []byte) string {
+	t.Helper()
+	affinity := podAfter(t, pod, patch).Spec.Affinity
 	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return ""
 	}
@@ -152,6 +159,52 @@ func termsAfter(t *testing.T, pod, patch []byte) string {
 		terms = append(terms, strings.Join(words, "; "))
 	}
 	return strings.Join(terms, " | ")
+}
+
+func TestExplainPins(t *testing.T) {
+	registry := registrytest.New()
+	t.Cleanup(registry.Close)
+	digest := registry.PutIndex("both", "v1", "linux/amd64", "linux/arm64")
+	ref := registry.Host() + "/both:v1"
+	conf := filepath.Join(t.TempDir(), "registries.conf")
+	tagMirror := fmt.Sprintf("[[registry]]\nlocation = %q\n[[registry.mirror]]\nlocation = %q\npull-from-mirror = \"tag-only\"\n", registry.Host()+"/both", registry.Host()+"/copy")
+	if err := os.WriteFile(conf, []byte(tagMirror), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		image, config string
+		args          []string
+		want          string
+	}{
+		"a tag":                     {image: ref, config: "{pin: true}", want: ref + "@" + digest},
+		"a tag, observed":           {image: ref, config: "{pin: true, mode: observe}", want: ref + "@" + digest},
+		"not asked for":             {image: ref, config: "{}", want: ref},
+		"a digest":                  {image: ref + "@" + digest, config: "{pin: true}", want: ref + "@" + digest},
+		"a tag that mirrors answer": {image: ref, config: "{pin: true}", args: []string{"--registries-conf", conf}, want: ref},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := filepath.Join(t.TempDir(), "config.yaml")
+			if err := os.WriteFile(config, []byte("apiVersion: archkeeper.io/v1alpha1\nkind: Configuration\nplacement: "+tc.config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for _, gates := range []string{"", ", schedulingGates: [{name: archkeeper.io/architecture}]"} {
+				pod := fmt.Sprintf("apiVersion: v1\nkind: Pod\nspec: {containers: [{name: a, image: %q}], initContainers: [{name: b, image: %q}]%s}", tc.image, tc.image, gates)
+				args := append([]string{"archkeeper", "explain", "-f", "-", "-o", "json", "--config", config, "--plain-http-host", registry.Host()}, tc.args...)
+				var out, errs bytes.Buffer
+				if status := run(t.Context(), args, streams{in: strings.NewReader(pod), out: &out, err: &errs}); status != statusSatisfied {
+					t.Fatalf("exit status %d: %s", status, errs.String())
+				}
+				var got explained
+				if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+					t.Fatal(err)
+				}
+				after := podAfter(t, []byte(pod), got.Patch)
+				if image := after.Spec.Containers[0].Image; image != tc.want || after.Spec.InitContainers[0].Image != tc.want {
+					t.Errorf("images %q and %q, want %q", image, after.Spec.InitContainers[0].Image, tc.want)
+				}
+			}
+		})
+	}
 }
 
 func TestExplainRefuses(t *testing.T) {

@@ -101,6 +101,9 @@ type Question struct {
 	Namespace *corev1.Namespace
 	Placement config.Placement
 	Cluster   rego.Cluster
+	// MayPin tells whether a canonical reference may be set to its digest, where
+	// the configuration wants that; nil for never.
+	MayPin func(reference string) bool
 	// Answers about the pod's images, by any order.
 	Answers []provider.Answer
 	// Now is when the question is asked: it gives the pod's age.
@@ -130,6 +133,9 @@ func Explain(ctx context.Context, evaluator Evaluator, q Question) (Document, er
 		Cluster:         q.Cluster,
 		ControllerAlive: true,
 		Config:          settings,
+	}
+	if q.Placement.Pin && q.MayPin != nil {
+		rego.Pin(in.Images, q.Answers, q.MayPin)
 	}
 	for _, gate := range q.Pod.Pod.Spec.SchedulingGates {
 		if gate.Name == q.Placement.Gate {
