@@ -1,6 +1,6 @@
 // Command generate writes what the chart says of its own values: README.md and
 // values.schema.json, from the comments of values.yaml, and the policies that
-// the chart can install, from policies/. It is run by `go generate`, from the
+// the chart can install, from policies/; and docs/metrics.md, from the sources. It is run by `go generate`, from the
 // folder deploy.
 //
 // A comment line "# -- text" describes the value below it, and goes on in the
@@ -41,6 +41,13 @@ func run() error {
 		if err := os.WriteFile(filepath.Join(chart, name), data, 0o644); err != nil { //nolint:gosec // documentation is for everybody
 			return err
 		}
+	}
+	page, err := metricsPage("..")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join("..", "docs", "metrics.md"), page, 0o644); err != nil { //nolint:gosec // as above
+		return err
 	}
 	return copyTemplates(filepath.Join("..", "policies", "constraints"), filepath.Join(chart, "files", "constraints"))
 }
