@@ -22,6 +22,7 @@ import (
 type registryFlags struct {
 	registriesConf    string
 	registriesConfDir string
+	signaturePolicy   string
 	authFiles         []string
 	caFiles           []string
 	certsDirs         []string
@@ -42,6 +43,7 @@ type guardFlags struct {
 func (f *registryFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.registriesConf, "registries-conf", "", "`FILE` with the mirror configuration, in the format of registries.conf, version 2")
 	flags.StringVar(&f.registriesConfDir, "registries-conf-dir", "", "`DIR` of drop-ins, *.conf, that are read after --registries-conf")
+	flags.StringVar(&f.signaturePolicy, "signature-policy", "", "`FILE` with a containers policy.json: what it rejects is blocked before any contact; signatures are not checked")
 	flags.StringArrayVar(&f.authFiles, "authfile", nil, "`FILE` with credentials as docker login or podman login write it; may be repeated")
 	flags.StringArrayVar(&f.caFiles, "ca-file", nil, "`FILE` of authorities, in PEM, that are trusted beside the system's; may be repeated")
 	flags.StringArrayVar(&f.certsDirs, "certs-dir", nil, "`DIR` with certificates by host, as in /etc/containers/certs.d; may be repeated")
@@ -79,7 +81,7 @@ func (f *registryFlags) openReach(log *slog.Logger) (*reach.Reach, error) {
 
 // openMirrors reads the mirror configuration and follows its files.
 func (f *registryFlags) openMirrors(log *slog.Logger) (*registriesconf.Source, error) {
-	return registriesconf.Open(registriesconf.Options{File: f.registriesConf, Dir: f.registriesConfDir, Log: log})
+	return registriesconf.Open(registriesconf.Options{File: f.registriesConf, Dir: f.registriesConfDir, Policy: f.signaturePolicy, Log: log})
 }
 
 // openKeychain gives the credentials of the named files, each of which must be

@@ -62,6 +62,7 @@ type Config struct {
 	entries  []Entry // sorted by Prefix, which is unique
 	byPrefix map[string]int
 	search   []string
+	policy   *Policy // nil permits everything
 }
 
 // Entries gives the entries, sorted by Prefix. Treat them as immutable.

@@ -33,6 +33,7 @@ type Resolution struct {
 	// Err is set when the matching entry makes of the reference what is no
 	// reference: runtimes then fail the whole pull, and so there are no
 	// Candidates. Its class is unreachable, for the configuration may be mended.
+	// A policy that rejects the reference is of ClassBlocked.
 	Err *provider.Error
 }
 
@@ -52,6 +53,9 @@ const maxName = 255
 // port matches references with one, and of a wildcard and a host of equal
 // length the wildcard wins. A reference with tag and digest is a pull by digest.
 func (c *Config) Resolve(ref imageref.Reference) Resolution {
+	if c != nil && c.policy != nil && !c.policy.Permits(ref) {
+		return Resolution{Blocked: true, Err: provider.Errorf(provider.ClassBlocked, "policy.json rejects %s", ref.Name())}
+	}
 	entry, length := c.match(ref.Name())
 	if entry == nil {
 		return Resolution{Candidates: []Candidate{{Reference: ref}}}

@@ -4,6 +4,7 @@ package registriesconf
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -27,6 +28,9 @@ type Options struct {
 	// Dir holds drop-ins, *.conf, which are read after File in the order of
 	// their names. A folder that is not there has none.
 	Dir string
+	// Policy is a containers policy.json, by which references are refused before
+	// anything is contacted; empty for none. It must be there when Open is called.
+	Policy string
 	// Clock; the real one when nil.
 	Clock clock.PassiveClock
 	// Log hears once of each distinct fault and of each change; nil for none.
@@ -70,7 +74,7 @@ func Open(options Options) (*Source, error) {
 // at most once in an Interval; while they are missing or broken, their last
 // good content stays in force.
 func (s *Source) Current() *mirrors.Config {
-	if s.options.File != "" || s.options.Dir != "" {
+	if s.options.File != "" || s.options.Dir != "" || s.options.Policy != "" {
 		s.look()
 	}
 	return s.current.Load()
@@ -112,6 +116,14 @@ func (s *Source) read() ([]mirrors.NamedFile, [sha256.Size]byte, error) {
 	if err != nil {
 		return nil, [sha256.Size]byte{}, err
 	}
+	if s.options.Policy != "" {
+		// Last, so that parse knows it; read as the others are.
+		policy, err := mirrors.ReadFiles(hostFiles{}, s.options.Policy, "")
+		if err != nil {
+			return nil, [sha256.Size]byte{}, err
+		}
+		files = append(files, policy...)
+	}
 	sum := sha256.New()
 	for _, file := range files {
 		// Hash lengths by hashing hashes: no two lists of files look alike.
@@ -123,10 +135,23 @@ func (s *Source) read() ([]mirrors.NamedFile, [sha256.Size]byte, error) {
 }
 
 func (s *Source) parse(files []mirrors.NamedFile) (*mirrors.Config, error) {
-	if len(files) == 0 {
-		return nil, nil //nolint:nilnil // nil is a Config: none
+	var policy *mirrors.Policy
+	if s.options.Policy != "" {
+		last := files[len(files)-1]
+		files = files[:len(files)-1]
+		var err error
+		if policy, err = mirrors.ParsePolicy(last.Data); err != nil {
+			return nil, fmt.Errorf("%s: %w", last.Name, err)
+		}
 	}
-	return mirrors.ParseRegistriesConf(files...)
+	var config *mirrors.Config
+	if len(files) > 0 {
+		var err error
+		if config, err = mirrors.ParseRegistriesConf(files...); err != nil {
+			return nil, err
+		}
+	}
+	return config.Under(policy), nil
 }
 
 // hostFiles is the machine's file system under its own names, which may begin
