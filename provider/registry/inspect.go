@@ -22,8 +22,9 @@ const (
 	rateLimitedLife  = 5 * time.Second
 	durableLife      = time.Minute
 
-	// maxFlights bounds the look-ups under way, waited for or not.
-	maxFlights = 1 << 15
+	// maxFlights bounds the look-ups under way, waited for or not: with the
+	// resolving of a name, one may take 30 KiB and two file descriptors.
+	maxFlights = 1 << 13
 
 	// leaderWait bounds the time for which a caller lets another with other
 	// credentials go first for the same reference.

@@ -1,10 +1,13 @@
 package registry_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +18,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/archkeeper/archkeeper/provider"
+	"github.com/archkeeper/archkeeper/provider/reach"
 	"github.com/archkeeper/archkeeper/provider/registry"
 	"github.com/archkeeper/archkeeper/tests/registrytest"
 )
@@ -342,4 +346,50 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	i.Close()
 	wantClass(t, inspect(t, i, w.Registry.Host()+"/app:v2"), provider.ClassTimeout)
 	wantPlatforms(t, inspect(t, i, w.Registry.Host()+"/app:v1"), "linux/amd64")
+}
+
+// TestManyHostsTogetherTakeLittleMemory: bodies that stop just short of their
+// end are held, and there is no end of hosts that somebody can name.
+func TestManyHostsTogetherTakeLittleMemory(t *testing.T) {
+	const hosts, imagesOfHost, bodySize = 40, 8, 500 << 10
+	body := bytes.Repeat([]byte(" "), bodySize)
+	hold := make(chan struct{})
+	var config reach.Config
+	var queries []provider.Query
+	var asked atomic.Int64
+	for range hosts {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			asked.Add(1)
+			w.Header().Set("Content-Type", "application/vnd.oci.image.index.v1+json")
+			w.Header().Set("Content-Length", strconv.Itoa(bodySize+2))
+			_, _ = w.Write(body)
+			_ = http.NewResponseController(w).Flush()
+			<-hold
+			_, _ = w.Write([]byte("{}"))
+		}))
+		t.Cleanup(server.Close)
+		host := server.Listener.Addr().String()
+		config.PlainHTTPHosts = append(config.PlainHTTPHosts, host)
+		for n := range imagesOfHost {
+			queries = append(queries, provider.Query{Image: fmt.Sprintf("%s/app:v%d", host, n)})
+		}
+	}
+	t.Cleanup(sync.OnceFunc(func() { close(hold) })) // before the servers close
+	connections, err := reach.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := newInspector(t, registry.Options{Reach: connections})
+	grown := watchHeap(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { i.Inspect(ctx, queries) })
+	eventually(t, "every image is asked about", func() bool { return asked.Load() == hosts*imagesOfHost })
+	time.Sleep(time.Second) // what may be read is read meanwhile; there is nothing to wait for when all is well
+	cancel()
+	wg.Wait()
+	if peak := grown(); peak > 128<<20 {
+		t.Errorf("the heap grew by %d MiB", peak>>20)
+	}
 }

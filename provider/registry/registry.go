@@ -21,7 +21,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/semaphore"
 	"k8s.io/utils/clock"
 
 	"github.com/archkeeper/archkeeper/provider"
@@ -147,7 +146,7 @@ func New(o Options) (*Inspector, error) {
 	i.transport = &transport{
 		reach: o.Reach, clock: o.Clock, log: o.Log, metrics: m, agent: o.UserAgent,
 		tokens: newTokens(o.Clock, i.background),
-		large:  semaphore.NewWeighted(largeBodies),
+		bodies: placesOfAll(),
 		hosts:  map[hostKey]*hostState{},
 	}
 	return i, nil

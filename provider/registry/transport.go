@@ -31,12 +31,6 @@ const (
 	hub         = "docker.io"
 	hubRegistry = "registry-1.docker.io"
 
-	// A body above largeBody takes one of a few places, for a host and for
-	// all: memory is bounded however many images are read at once.
-	largeBody         = 512 << 10
-	largeBodiesOfHost = 4
-	largeBodies       = 16
-
 	// drainLimit is how much of an unneeded body is read so that its
 	// connection can be used again, and drainTime for how long.
 	drainLimit = 16 << 10
@@ -49,6 +43,37 @@ const (
 	maxHosts = 4096
 )
 
+// bodySize says how many bodies larger than above, in bytes, are read at the
+// same time: of one host, and of all.
+type bodySize struct {
+	above, ofHost, ofAll int64
+}
+
+// bodySizes bound memory however many images of however many hosts are read at
+// once: a body keeps what it has read while it waits for its next place. Most
+// manifests and configs are smaller than the first.
+var bodySizes = [...]bodySize{
+	{above: 32 << 10, ofHost: 16, ofAll: 128},
+	{above: 512 << 10, ofHost: 4, ofAll: 16},
+}
+
+// places are those for each of bodySizes.
+type places [len(bodySizes)]*semaphore.Weighted
+
+func placesOfHost() (p places) {
+	for n, size := range bodySizes {
+		p[n] = semaphore.NewWeighted(size.ofHost)
+	}
+	return p
+}
+
+func placesOfAll() (p places) {
+	for n, size := range bodySizes {
+		p[n] = semaphore.NewWeighted(size.ofAll)
+	}
+	return p
+}
+
 // transport speaks to registries: one request at a time is authorized,
 // admitted by its host's gate, sent, followed through redirects, and read
 // within limits.
@@ -59,7 +84,7 @@ type transport struct {
 	metrics *metrics
 	agent   string
 	tokens  *tokens
-	large   *semaphore.Weighted
+	bodies  places
 
 	mu    sync.Mutex
 	hosts map[hostKey]*hostState
@@ -68,10 +93,10 @@ type transport struct {
 // hostState is what is remembered of one host. It lives as long as the process
 // or until too many hosts are known.
 type hostState struct {
-	host  string
-	gate  *gate
-	large *semaphore.Weighted
-	used  time.Time // guarded by transport.mu
+	host   string
+	gate   *gate
+	bodies places
+	used   time.Time // guarded by transport.mu
 
 	mu        sync.Mutex
 	challenge *challenge    // of the last 401; nil when none was seen
@@ -140,7 +165,7 @@ func (t *transport) state(host string, insecure bool) *hostState {
 		}
 		s = &hostState{
 			host: host, gate: newGate(host, t.clock, t.metrics.circuit),
-			large: semaphore.NewWeighted(largeBodiesOfHost), quotas: map[who]quota{},
+			bodies: placesOfHost(), quotas: map[who]quota{},
 		}
 		t.hosts[key] = s
 	}
@@ -521,31 +546,31 @@ func (t *transport) read(ctx context.Context, state *hostState, r *http.Response
 		return nil, provider.Errorf(provider.ClassInvalidContent, "registry %s: the %s of %s has the content encoding %s, which was not asked for", host, c.unit, c.what, provider.Quote(encoding))
 	}
 	var buffer bytes.Buffer
-	if r.ContentLength > 0 && r.ContentLength <= largeBody {
-		buffer.Grow(int(r.ContentLength) + bytes.MinRead)
-	}
-	if _, err := io.Copy(&buffer, io.LimitReader(source, min(largeBody, c.limit+1))); err != nil {
-		return nil, t.bodyError(ctx, host, c, err)
-	}
-	if int64(buffer.Len()) < min(largeBody, c.limit+1) {
-		return buffer.Bytes(), nil
-	}
-	if int64(buffer.Len()) > c.limit {
-		return nil, tooLarge()
-	}
-	for _, places := range []*semaphore.Weighted{state.large, t.large} {
-		if err := places.Acquire(ctx, 1); err != nil {
-			return nil, timeoutError(ctx, host, "waiting to read a large body")
+	// fill reads up to so many bytes in all and tells whether there may be more.
+	fill := func(bound int64) (bool, *provider.Error) {
+		bound = min(bound, c.limit+1)
+		buffer.Grow(int(max(min(r.ContentLength, bound)-int64(buffer.Len()), 0)) + bytes.MinRead)
+		if _, err := io.Copy(&buffer, io.LimitReader(source, bound-int64(buffer.Len()))); err != nil {
+			return false, t.bodyError(ctx, host, c, err)
 		}
-		defer places.Release(1)
+		if int64(buffer.Len()) > c.limit {
+			return false, tooLarge()
+		}
+		return int64(buffer.Len()) == bound, nil
 	}
-	if _, err := io.Copy(&buffer, io.LimitReader(source, c.limit+1-int64(buffer.Len()))); err != nil {
-		return nil, t.bodyError(ctx, host, c, err)
+	for n, size := range bodySizes {
+		if more, err := fill(size.above); !more {
+			return buffer.Bytes(), err
+		}
+		for _, place := range []*semaphore.Weighted{state.bodies[n], t.bodies[n]} {
+			if err := place.Acquire(ctx, 1); err != nil {
+				return nil, timeoutError(ctx, host, "waiting to read a large body")
+			}
+			defer place.Release(1)
+		}
 	}
-	if int64(buffer.Len()) > c.limit {
-		return nil, tooLarge()
-	}
-	return buffer.Bytes(), nil
+	_, err := fill(c.limit + 1)
+	return buffer.Bytes(), err
 }
 
 func (t *transport) bodyError(ctx context.Context, host string, c call, err error) *provider.Error {
