@@ -57,6 +57,16 @@ test_a_gated_pod_goes_where_its_box_lets_it if {
 		patched(question).metadata.annotations["archkeeper.io/architectures"] == concat(",", tc.architectures)
 	}
 	decide(ask(required([term([zone])]), {"a": crossed})).architectures == ["amd64", "arm64"]
+	neither := object.union(in_both, {"operator": "NotIn"})
+	terms_after(ask_gated(required([term([neither])]), {"a": lopsided})) == [term([neither, in_both, on_linux])]
+	unconstrained := decide_with(
+		object.union(
+			ask_gated(required([term([zone])]), {"a": known(["linux/amd64", "windows/amd64", "windows/arm64"])}),
+			{"cluster": {"architectures": ["amd64"], "operatingSystems": ["linux", "windows"]}},
+		),
+		{"constrainAlways": false},
+	)
+	[unconstrained.reason, unconstrained.architectures] == ["RunsEverywhere", ["amd64", "arm64"]]
 }
 
 test_images_that_share_nothing if {
