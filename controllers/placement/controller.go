@@ -454,14 +454,16 @@ func (r *Reconciler) namespace(ctx context.Context, name string) *metav1.Partial
 }
 
 // write sends one JSON patch, guarded by the resourceVersion that the decision was
-// made on: a pod that has changed since gives a conflict.
+// made on: a pod that has changed since gives a conflict. A patch that has begun is
+// seen to its end when we are told to stop: one that is cut off may have been
+// applied or not, and the manager waits for us before it gives up its Lease.
 func (r *Reconciler) write(ctx context.Context, pod *corev1.Pod, patch []rego.Operation, known *memory) error {
 	guarded := append([]rego.Operation{{Op: "replace", Path: "/metadata/resourceVersion", Value: pod.ResourceVersion}}, patch...)
 	raw, err := json.Marshal(guarded)
 	if err != nil {
 		return fmt.Errorf("encoding the patch of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	target := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
 	err = r.options.Writer.Patch(ctx, target, client.RawPatch(types.JSONPatchType, raw))

@@ -90,6 +90,9 @@ func newWorld(t *testing.T) *world {
 					return err
 				}
 			}
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			return c.Patch(ctx, o, p, opts...)
 		},
 	}).Build()
@@ -268,6 +271,29 @@ func TestAPatchThatIsRefusedReleasesThePod(t *testing.T) {
 	}
 	if got := w.events(); len(got) != 1 || !strings.Contains(got[0], "refused") {
 		t.Errorf("events %q", got)
+	}
+}
+
+func TestAPatchThatHasBegunIsSeenToItsEnd(t *testing.T) {
+	w := newWorld(t)
+	pod := w.pod(t, "web", "", "G/arm64:v1")
+	ctx, stop := context.WithCancel(t.Context())
+	w.refuse = func(string) error {
+		stop() // the leader is told to end while its request is under way
+		return nil
+	}
+	if _, err := w.Reconcile(ctx, reconcile.Request{NamespacedName: pod}); err != nil {
+		t.Error(err)
+	}
+	if got, want := state(w.get(t, pod)), "arch=arm64"; got != want {
+		t.Errorf("the pod is %q, want %q", got, want)
+	}
+	pod = w.pod(t, "next", "", "G/arm64:v1")
+	if _, err := w.Reconcile(ctx, reconcile.Request{NamespacedName: pod}); !errors.Is(err, context.Canceled) {
+		t.Errorf("one that has not begun: %v", err)
+	}
+	if got := state(w.get(t, pod)); got != gate {
+		t.Errorf("the pod is %q", got)
 	}
 }
 
