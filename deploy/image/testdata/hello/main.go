@@ -1,0 +1,4 @@
+// Command hello stands in for the program where only the image matters.
+package main
+
+func main() {}
