@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -259,7 +260,8 @@ func (c *Controller) keepToken(ctx context.Context) error {
 		if _, err := io.ReadFull(random, raw); err != nil {
 			return fmt.Errorf("make an admission token: %w", err)
 		}
-		token = []byte(base64.RawURLEncoding.EncodeToString(raw))
+		// The API server takes lower case alone in a webhook's path.
+		token = []byte(hex.EncodeToString(raw))
 		if err := c.write(ctx, secret, map[string][]byte{keyToken: token}, corev1.SecretTypeOpaque); err != nil {
 			return err
 		}

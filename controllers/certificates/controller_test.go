@@ -69,7 +69,7 @@ func TestTheBundleReachesAllWhoTrust(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if path := hook.Webhooks[0].ClientConfig.Service.Path; path == nil || *path != "/v1/admit/"+string(token.Data["token"]) || len(*path) < 40 {
+	if path := hook.Webhooks[0].ClientConfig.Service.Path; path == nil || *path != "/v1/admit/"+string(token.Data["token"]) || len(*path) < 40 || strings.ToLower(*path) != *path {
 		t.Errorf("the webhook's path is %v", path)
 	}
 	got, err := dynamic.Resource(providers).Get(t.Context(), "archkeeper", metav1.GetOptions{})
