@@ -36,12 +36,16 @@ run: build ## See it work: provider, images and a policy in one process; no clus
 run-cluster: build ## The same on a real kube-apiserver and Gatekeeper, built on first use
 	cd tests/e2e && go run ./cmd/runcluster
 
+.PHONY: image
+image: ## Build and push the image for four architectures, and look at what was pushed: make image REGISTRY=host/path (a throw-away registry without)
+	go run ./deploy/image -version '$(VERSION)' -tag '$(subst +,_,$(VERSION))' $(if $(REGISTRY),-repository '$(REGISTRY)/archkeeper')
+
 ##@ Tests
 
 .PHONY: test
 test: ## Every test: unit, Rego, policies, oracles, and the real control plane
 	@rm -rf $(results)
-	@status=0; for suite in test-unit test-rego test-policy test-oracle e2e; do \
+	@status=0; for suite in test-unit test-rego test-policy test-oracle test-chart e2e; do \
 		$(MAKE) --no-print-directory $$suite || status=1; done; \
 		$(MAKE) --no-print-directory test-count; exit $$status
 
@@ -67,6 +71,10 @@ test-policy: $(gotestsum) ## Policy suites through Gatekeeper's own client
 .PHONY: test-oracle
 test-oracle: $(gotestsum) ## Our mirror semantics against the container libraries
 	$(call suite,oracle,tests/oracle,-tags containers_image_openpgp ./...)
+
+.PHONY: test-chart
+test-chart: $(gotestsum) ## The chart: lint, render, and its arguments against the program
+	$(call suite,chart,tests/chart,./...)
 
 .PHONY: e2e
 e2e: $(gotestsum) ## A real kube-apiserver, scheduler and Gatekeeper (built on first use)
