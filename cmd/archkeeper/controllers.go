@@ -33,6 +33,8 @@ import (
 	"github.com/archkeeper/archkeeper/controllers/placement"
 	"github.com/archkeeper/archkeeper/internal/kube"
 	"github.com/archkeeper/archkeeper/provider/client"
+	"github.com/archkeeper/archkeeper/provider/imageref"
+	mirrorfiles "github.com/archkeeper/archkeeper/provider/mirrors"
 	"github.com/archkeeper/archkeeper/provider/reload"
 	"github.com/archkeeper/archkeeper/rego"
 )
@@ -67,6 +69,12 @@ type controllersFlags struct {
 	certificates    string
 	mirrorsConfig   string
 	importModeMode  string
+	hosted          string
+	delivery        string
+	pools           []string
+	maxDisruption   string
+	mirrorsPolicy   bool
+	protected       []string
 	versionsMissing string
 }
 
@@ -91,6 +99,12 @@ func (f *controllersFlags) add(flags *pflag.FlagSet) {
 
 	flags.StringVar(&f.certificates, "certificates", "", "`FILE` that says which certificates to keep")
 	flags.StringVar(&f.mirrorsConfig, "mirrors-configmap", "archkeeper-mirrors", "`NAME` of the ConfigMap with the merged registries.conf")
+	flags.StringVar(&f.delivery, "mirrors-delivery", string(mirrorfiles.DeliveryAuto), "who takes the merged file to nodes: auto, inspector (nobody), nodes (the node agent) or machineconfig")
+	flags.StringSliceVar(&f.pools, "mirrors-pool", nil, "`POOL` of nodes that gets a MachineConfig; master and worker when not given; may be repeated")
+	flags.StringVar(&f.maxDisruption, "mirrors-max-disruption", mirrorfiles.DisruptionReload.String(), "the worst that a MachineConfig may do to nodes: reload, drain or reboot; a worse change waits")
+	flags.BoolVar(&f.mirrorsPolicy, "mirrors-policy", false, "write policy.json too")
+	flags.StringSliceVar(&f.protected, "mirrors-protect", nil, "`IMAGE` that stays reachable whatever is blocked; may be repeated")
+	flags.StringVar(&f.hosted, "hosted-kubeconfig", "", "`FILE` that reaches the hosted cluster whose import mode is kept, for a hosted control plane")
 	flags.StringVar(&f.importModeMode, "importmode-mode", string(importmode.Auto), "auto, enforce or observe")
 	flags.StringVar(&f.versionsMissing, "when-clusterversion-missing", "Hold", "without a ClusterVersion: Hold or Legacy")
 }
@@ -322,9 +336,26 @@ func (f *controllersFlags) openPlacement(logger *slog.Logger, changed func()) (f
 
 // addMirrors adds the controller that merges mirror objects.
 func (f *controllersFlags) addMirrors(_ context.Context, parts *controllersParts) error {
+	worst, ok := mirrorfiles.ParseDisruption(f.maxDisruption)
+	if !ok {
+		return fmt.Errorf("--mirrors-max-disruption %q is none of reload, drain, reboot", f.maxDisruption)
+	}
+	delivery := mirrorfiles.Delivery(f.delivery)
+	if !slices.Contains([]mirrorfiles.Delivery{mirrorfiles.DeliveryAuto, mirrorfiles.DeliveryInspector, mirrorfiles.DeliveryNodes, mirrorfiles.DeliveryMachineConfig}, delivery) {
+		return fmt.Errorf("--mirrors-delivery %q is none of auto, inspector, nodes, machineconfig", f.delivery)
+	}
+	var protected []imageref.Reference
+	for _, image := range f.protected {
+		ref, err := imageref.Parse(image)
+		if err != nil {
+			return fmt.Errorf("--mirrors-protect: %w", err)
+		}
+		protected = append(protected, ref)
+	}
 	c, err := mirrors.New(mirrors.Options{
 		Dynamic: parts.dynamic, Discovery: parts.client.Discovery(), Client: parts.client,
 		Namespace: f.namespace, Name: f.mirrorsConfig,
+		Delivery: delivery, Pools: f.pools, MaxDisruption: worst, Policy: f.mirrorsPolicy, Protected: protected,
 		Recorder: parts.manager.GetEventRecorderFor("archkeeper-mirrors"), //nolint:staticcheck // SA1019: it takes the older recorder
 		Metrics:  parts.metrics, Log: parts.log,
 	})
@@ -344,8 +375,21 @@ func (f *controllersFlags) addImportMode(_ context.Context, parts *controllersPa
 	if f.versionsMissing == "Legacy" {
 		missing = importmode.Legacy
 	}
+	governed, there := parts.dynamic, parts.client
+	if f.hosted != "" {
+		hosted, err := kube.Config(f.hosted, os.Getenv, "archkeeper/"+version)
+		if err != nil {
+			return fmt.Errorf("--hosted-kubeconfig: %w", err)
+		}
+		if governed, err = dynamic.NewForConfig(hosted); err != nil {
+			return fmt.Errorf("--hosted-kubeconfig: %w", err)
+		}
+		if there, err = kubernetes.NewForConfig(hosted); err != nil {
+			return fmt.Errorf("--hosted-kubeconfig: %w", err)
+		}
+	}
 	c, err := importmode.New(importmode.Options{
-		Governed: parts.dynamic, Discovery: parts.client.Discovery(), Own: parts.client,
+		Governed: governed, Discovery: there.Discovery(), Own: parts.client, Hosted: f.hosted != "",
 		Namespace: f.namespace, Name: "archkeeper-importmode", Policy: policy, WhenMissing: missing,
 		Recorder: parts.manager.GetEventRecorderFor("archkeeper-importmode"), //nolint:staticcheck // SA1019: it takes the older recorder
 		Metrics:  parts.metrics, Log: parts.log,
