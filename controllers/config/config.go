@@ -18,7 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	sigsjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
+
+	"github.com/archkeeper/archkeeper/internal/document"
 )
 
 // What a document says it is.
@@ -136,13 +137,13 @@ func Default() Configuration {
 // maxHoldDeadline keeps a typing error from holding pods for ever.
 const maxHoldDeadline = 24 * time.Hour
 
-// Parse reads a document. What it leaves out has its default. The error names
+// Parse reads a text of one document. What it leaves out has its default. The error names
 // the path of each offending field.
-func Parse(document []byte) (Configuration, error) {
-	if len(document) > MaxSize {
+func Parse(text []byte) (Configuration, error) {
+	if len(text) > MaxSize {
 		return Configuration{}, fmt.Errorf("configuration: larger than %d bytes", MaxSize)
 	}
-	raw, err := yaml.YAMLToJSONStrict(document)
+	raw, err := document.One(text)
 	if err != nil {
 		return Configuration{}, fmt.Errorf("configuration: %w", err)
 	}

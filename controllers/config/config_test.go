@@ -106,7 +106,9 @@ func TestParseRefusesWithThePath(t *testing.T) {
 	for name, tc := range map[string]struct{ text, want string }{
 		"another kind":        {"apiVersion: archkeeper.io/v1alpha1\nkind: Pod", "kind"},
 		"another version":     {"apiVersion: archkeeper.io/v2\nkind: Configuration", "apiVersion"},
-		"nothing":             {"", "apiVersion"},
+		"nothing":             {"", "empty"},
+		"a second document":   {head + "placement: {}\n---\nkind: Pod", "several documents"},
+		"a key given twice":   {head + "placement:\n  mode: enforce\n  mode: observe", `line 5: key "mode"`},
 		"something else":      {"[]", "configuration"},
 		"no YAML":             {"a: [", "configuration"},
 		"a very long one":     {strings.Repeat("#", config.MaxSize+1), "larger than"},

@@ -3,11 +3,8 @@
 package explain
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -15,11 +12,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	sigsjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
 
 	"github.com/archkeeper/archkeeper/controllers/config"
+	"github.com/archkeeper/archkeeper/internal/document"
 	"github.com/archkeeper/archkeeper/provider"
 	"github.com/archkeeper/archkeeper/provider/wire"
 	"github.com/archkeeper/archkeeper/rego"
@@ -34,8 +30,8 @@ type Pod struct {
 
 // ParsePod reads exactly one pod in YAML or JSON. Another kind, several
 // documents, and a pod without containers or with one without an image are errors.
-func ParsePod(document []byte) (Pod, error) {
-	raw, err := single(document)
+func ParsePod(text []byte) (Pod, error) {
+	raw, err := document.One(text)
 	if err != nil {
 		return Pod{}, err
 	}
@@ -57,36 +53,6 @@ func ParsePod(document []byte) (Pod, error) {
 		return Pod{}, err
 	}
 	return p, nil
-}
-
-// single gives the one document that is not empty, as JSON.
-func single(documents []byte) (json.RawMessage, error) {
-	var found json.RawMessage
-	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(documents)))
-	for {
-		document, err := reader.Read()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		raw, err := yaml.YAMLToJSONStrict(document)
-		if err != nil {
-			return nil, err
-		}
-		if string(raw) == "null" {
-			continue
-		}
-		if found != nil {
-			return nil, errors.New("it holds several documents; explain takes one pod")
-		}
-		found = raw
-	}
-	if found == nil {
-		return nil, errors.New("it is empty")
-	}
-	return found, nil
 }
 
 // Evaluator decides.
