@@ -246,7 +246,7 @@ func checkGateInjection(s Snapshot) []Finding {
 		for _, g := range s.Gatekeeper.Mutating {
 			if g.Reinvocation == "IfNeeded" {
 				found = append(found, Finding{"gate-reinvocation", Broken, "Assign/" + a.Name, "Gatekeeper's webhook runs again after ours has placed a pod, and this mutation gates it once more",
-					"let its labelSelector skip pods with the label placement.archkeeper.io/decided"})
+					"let its labelSelector skip pods with the label archkeeper.io/decided"})
 			}
 		}
 	}

@@ -354,7 +354,7 @@ func (c *collector) assigns(ctx context.Context) error {
 		}
 		selector, _, _ := unstructured.NestedMap(list.Items[i].Object, "spec", "match", "labelSelector")
 		text, err := json.Marshal(selector)
-		a.SkipsDecided = err == nil && strings.Contains(string(text), "placement.archkeeper.io/decided")
+		a.SkipsDecided = err == nil && strings.Contains(string(text), "archkeeper.io/decided")
 		c.s.Assigns = append(c.s.Assigns, a)
 	}
 	return nil

@@ -84,7 +84,7 @@ func TestWhatIsCollected(t *testing.T) {
 		"apiVersion": "mutations.gatekeeper.sh/v1", "kind": "Assign", "metadata": map[string]any{"name": "gate"},
 		"spec": map[string]any{
 			"location": `spec.schedulingGates[name:"example.com/mine"]`, "applyTo": []any{map[string]any{"operations": []any{"CREATE"}}},
-			"match": map[string]any{"labelSelector": map[string]any{"matchExpressions": []any{map[string]any{"key": "placement.archkeeper.io/decided", "operator": "DoesNotExist"}}}},
+			"match": map[string]any{"labelSelector": map[string]any{"matchExpressions": []any{map[string]any{"key": "archkeeper.io/decided", "operator": "DoesNotExist"}}}},
 		},
 	}}
 	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
