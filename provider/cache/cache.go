@@ -116,15 +116,18 @@ type Cache struct {
 	shapes shapes
 	store  *Store
 	shared *Shared
+	warm   chan struct{}
 }
 
-// New makes a Cache.
+// New makes a Cache. What its store keeps is brought into memory behind, up to
+// MaxBytes, until the store is closed.
 func New(o Options) *Cache {
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = DefaultMaxBytes
 	}
 	share := func(percent int64) int64 { return o.MaxBytes / 100 * percent }
-	return &Cache{
+	c := &Cache{
+		warm:   make(chan struct{}),
 		store:  o.Store,
 		shared: o.Shared,
 		tags:   newTable(share(40), tagCost),
@@ -132,7 +135,15 @@ func New(o Options) *Cache {
 		hints:  newTable(share(12), func(struct{}) int64 { return 0 }),
 		shapes: shapes{known: make(map[string]shape)},
 	}
+	if c.store == nil || !c.store.begin(func() { defer close(c.warm); c.fill() }) {
+		close(c.warm)
+	}
+	return c
 }
+
+// Warm is closed when what the store keeps is in memory, or as much of it as
+// may be.
+func (c *Cache) Warm() <-chan struct{} { return c.warm }
 
 func tagCost(e tagEntry) int64 {
 	if e.err == nil {

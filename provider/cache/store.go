@@ -64,8 +64,8 @@ type StoreOptions struct {
 // digests, platforms and hashes of references, never a name or a secret; its
 // mode is 0600 all the same.
 //
-// Nothing is read at the start: a cache asks for what it misses, so that a
-// restart is warm as soon as the file is open, and memory holds what is used.
+// A restart is warm as soon as the file is open: a cache asks for what it
+// misses, while it reads the whole file behind.
 //
 // Entries are written behind, many in one transaction. Each has a checksum. A
 // file that is corrupt, or of a later format, is renamed and a new one begun,
@@ -85,6 +85,8 @@ type Store struct {
 
 	stop, stopped chan struct{}
 	once          sync.Once
+	filling       sync.WaitGroup
+	closed        bool // guarded by mu
 }
 
 // OpenStore opens the file of a Store or makes it. An error is one of the file
@@ -434,12 +436,28 @@ func (s *Store) prune(bucket *bbolt.Bucket) (left uint64, err error) {
 	return left, nil
 }
 
+// begin runs work that ends soon after stop is closed; Close waits for it. It
+// tells whether the store is open.
+func (s *Store) begin(work func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.filling.Go(work)
+	return true
+}
+
 // Close writes what waits and closes the file.
 func (s *Store) Close() error {
 	var err error
 	s.once.Do(func() {
+		s.mu.Lock()
+		s.closed = true
+		s.mu.Unlock()
 		close(s.stop)
 		<-s.stopped
+		s.filling.Wait()
 		s.dbMu.Lock()
 		defer s.dbMu.Unlock()
 		if s.db != nil {

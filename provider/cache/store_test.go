@@ -206,69 +206,156 @@ func TestAStoreInAFolderThatIsNotThere(t *testing.T) {
 	}
 }
 
-// Restart to warm, beside a bare scan of the same store that checks nothing and
-// keeps nothing. Warm is the first answer of 100,000 that are known; how long
-// it takes until all of them were asked for and are in memory is the third.
-//
-//	go test -run - -bench Restart -count 6 ./provider/cache | tee new.txt && benchstat new.txt
-func BenchmarkRestart(b *testing.B) {
-	const tags = 100_000
-	path := filepath.Join(b.TempDir(), "cache.db")
-	now := time.Now()
+// stocked makes a store of so many tags, of as many images.
+func stocked(t testing.TB, tags int, now time.Time) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "cache.db")
 	var log bytes.Buffer
-	s := openStore(b, path, &log, now)
+	s := openStore(t, path, &log, now)
 	c := cache.New(cache.Options{Store: s})
 	for part := range 10 { // in parts, that the queue may be written
 		fillFrom(c, part*tags/10, (part+1)*tags/10, now)
 		s.Flush()
 	}
-	closeStore(b, s)
-	keys := make([]cache.Key, tags)
-	for i := range keys {
-		keys[i] = tagKey(i)
-	}
-	answer := func(b *testing.B, c *cache.Cache, i int) {
-		tag, ok := c.Tag(keys[i], now)
-		if !ok {
-			b.Fatalf("tag %d is gone", i)
+	closeStore(t, s)
+	return path
+}
+
+func TestWhatAStoreKeepsIsBroughtIntoMemory(t *testing.T) {
+	const tags = 10_000
+	now := time.Now()
+	path := stocked(t, tags, now)
+	var log bytes.Buffer
+	t.Run("all of it", func(t *testing.T) {
+		s := openStore(t, path, &log, now)
+		c := cache.New(cache.Options{Store: s})
+		<-c.Warm()
+		if !c.Seen(cache.KeyOf("seen", "1")) {
+			t.Error("a hint is gone")
 		}
-		if _, ok := c.Facts(tag.Facts); !ok {
-			b.Fatalf("the facts of tag %d are gone", i)
+		closeStore(t, s) // from here on, memory is all there is
+		if kept, facts, _ := c.Usage(); kept != 2*tags || facts != tags {
+			t.Errorf("%d answers and %d facts are in memory", kept, facts)
 		}
-	}
-	b.Run("bare scan", func(b *testing.B) {
-		for b.Loop() {
-			db, err := bbolt.Open(path, 0o600, nil)
-			if err != nil {
-				b.Fatal(err)
+		for i := range tags {
+			tag, ok := c.Tag(tagKey(i), now)
+			if !ok {
+				t.Fatalf("tag %d is not in memory", i)
 			}
-			n := 0
-			err = db.View(func(tx *bbolt.Tx) error {
-				return tx.Bucket([]byte("records")).ForEach(func(_, v []byte) error { n += len(v); return nil })
-			})
-			if err != nil || n == 0 {
-				b.Fatal(n, err)
-			}
-			if err := db.Close(); err != nil {
-				b.Fatal(err)
+			if f, ok := c.Facts(tag.Facts); !ok || f.Digest != digestOf(fmt.Sprint(i)) {
+				t.Fatalf("tag %d: facts %+v", i, f)
 			}
 		}
 	})
-	b.Run("restart to warm", func(b *testing.B) {
-		for b.Loop() {
-			s := openStore(b, path, &log, now)
-			answer(b, cache.New(cache.Options{Store: s}), tags/2)
-			closeStore(b, s)
+	t.Run("as much as may be", func(t *testing.T) {
+		const limit = 1 << 20
+		s := openStore(t, path, &log, now)
+		c := cache.New(cache.Options{Store: s, MaxBytes: limit})
+		<-c.Warm()
+		kept, facts, size := c.Usage()
+		if size > limit || size < limit*3/4 || kept == 0 || facts == 0 {
+			t.Errorf("%d answers, %d facts, %d bytes of %d", kept, facts, size, limit)
+		}
+		for i := range tags { // the rest is in the file
+			if _, ok := c.Tag(tagKey(i), now); !ok {
+				t.Fatalf("tag %d is gone", i)
+			}
 		}
 	})
-	b.Run("restart to all in memory", func(b *testing.B) {
-		for b.Loop() {
-			s := openStore(b, path, &log, now)
+	t.Run("nothing that is too old", func(t *testing.T) {
+		c := cache.New(cache.Options{Store: openStore(t, path, &log, now.Add(72*time.Hour))})
+		<-c.Warm()
+		if kept, facts, _ := c.Usage(); kept != 0 || facts != tags {
+			t.Errorf("%d answers and %d facts are in memory", kept, facts)
+		}
+	})
+	t.Run("what was learnt meanwhile stays", func(t *testing.T) {
+		s := openStore(t, path, &log, now)
+		c := cache.New(cache.Options{Store: s})
+		later := now.Add(time.Minute).Truncate(time.Millisecond)
+		for i := range tags {
+			c.PutTag(tagKey(i), cache.Tag{Facts: cache.KeyOf("other"), Checked: later, Credential: -1, Public: true})
+		}
+		<-c.Warm()
+		for i := range tags {
+			if tag, ok := c.Tag(tagKey(i), now); !ok || !tag.Checked.Equal(later) {
+				t.Fatalf("tag %d: %+v, %v", i, tag, ok)
+			}
+		}
+	})
+	t.Run("until the store is closed", func(t *testing.T) {
+		for range 20 {
+			s := openStore(t, path, &log, now)
 			c := cache.New(cache.Options{Store: s})
-			for i := range keys {
-				answer(b, c, i)
-			}
-			closeStore(b, s)
+			closeStore(t, s)
+			<-c.Warm()
 		}
+		c := cache.New(cache.Options{Store: openClosed(t, path, &log, now)})
+		<-c.Warm()
 	})
+	if log.Len() > 0 {
+		t.Errorf("log: %s", &log)
+	}
+}
+
+func openClosed(t *testing.T, path string, log *bytes.Buffer, now time.Time) *cache.Store {
+	t.Helper()
+	s := openStore(t, path, log, now)
+	closeStore(t, s)
+	return s
+}
+
+// BenchmarkRestart opens a store of 100,000 tags and waits until all of it is in
+// memory, by turns with a bare scan of the same file, which checks nothing and
+// keeps nothing. It prints how many times as long that takes, and how long the
+// first answer takes, which does not wait for the others.
+//
+//	go test -run '^$' -bench Restart -benchtime 20x ./provider/cache
+func BenchmarkRestart(b *testing.B) {
+	const tags = 100_000
+	now := time.Now()
+	path := stocked(b, tags, now)
+	var log bytes.Buffer
+	var bare, first, all time.Duration
+	for b.Loop() {
+		started := time.Now()
+		scan(b, path)
+		bare += time.Since(started)
+
+		started = time.Now()
+		s := openStore(b, path, &log, now)
+		c := cache.New(cache.Options{Store: s})
+		tag, ok := c.Tag(tagKey(tags/2), now)
+		if _, known := c.Facts(tag.Facts); !ok || !known {
+			b.Fatal("an answer is gone")
+		}
+		first += time.Since(started)
+		<-c.Warm()
+		all += time.Since(started)
+		if kept, facts, _ := c.Usage(); kept != 2*tags || facts != tags {
+			b.Fatalf("%d answers and %d facts are in memory", kept, facts)
+		}
+		closeStore(b, s)
+	}
+	b.ReportMetric(bare.Seconds()*1000/float64(b.N), "bare-ms")
+	b.ReportMetric(first.Seconds()/bare.Seconds(), "first-x-bare")
+	b.ReportMetric(all.Seconds()/bare.Seconds(), "all-x-bare")
+}
+
+func scan(b *testing.B, path string) {
+	b.Helper()
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	n := 0
+	err = db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket([]byte("records")).ForEach(func(_, v []byte) error { n += len(v); return nil })
+	})
+	if err != nil || n == 0 {
+		b.Fatal(n, err)
+	}
+	if err := db.Close(); err != nil {
+		b.Fatal(err)
+	}
 }
