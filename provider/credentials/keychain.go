@@ -18,6 +18,9 @@ import (
 // The error matters when the registry then refuses, because it may be why.
 // Errors name objects and files, never their content.
 //
+// With a context that has ended, Lookup gives at once what is held already, and
+// an error that wraps the context's when it would have had to wait.
+//
 // A change or deletion of a source takes effect with the next Lookup.
 type Keychain interface {
 	Lookup(ctx context.Context, scope provider.Scope, name string) ([]Credential, error)

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"strings"
@@ -60,28 +61,35 @@ func noteWaiting(ctx context.Context, err *provider.Error) {
 	}
 }
 
-// Inspect implements provider.Inspector.
+// Inspect implements provider.Inspector. What is known is answered on the spot;
+// the rest is looked up concurrently.
 func (i *Inspector) Inspect(ctx context.Context, queries []provider.Query) []provider.Answer {
 	answers := make([]provider.Answer, len(queries))
-	if len(queries) == 1 {
-		answers[0] = i.inspect(ctx, queries[0])
-		return answers
-	}
 	var wg sync.WaitGroup
 	for n := range queries {
-		wg.Go(func() { answers[n] = i.inspect(ctx, queries[n]) })
+		var known bool
+		answers[n], known = i.inspect(i.ended, queries[n], false) //nolint:contextcheck // it does not wait
+		switch {
+		case known:
+		case len(queries) == 1:
+			answers[n], _ = i.inspect(ctx, queries[n], true)
+		default:
+			wg.Go(func() { answers[n], _ = i.inspect(ctx, queries[n], true) })
+		}
 	}
 	wg.Wait()
 	return answers
 }
 
-func (i *Inspector) inspect(ctx context.Context, q provider.Query) (answer provider.Answer) {
+// inspect answers one query. Without wait it answers only what needs no
+// waiting, and known is false for the rest.
+func (i *Inspector) inspect(ctx context.Context, q provider.Query, wait bool) (answer provider.Answer, known bool) {
 	defer func() {
 		if fault := recover(); fault != nil {
-			answer = provider.Answer{Image: q.Image, Err: i.panicked(ctx, fault)}
+			answer, known = provider.Answer{Image: q.Image, Err: i.panicked(ctx, fault)}, true
 		}
 	}()
-	if i.options.Timeout > 0 {
+	if wait && i.options.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, i.options.Timeout)
 		defer cancel()
@@ -90,22 +98,29 @@ func (i *Inspector) inspect(ctx context.Context, q provider.Query) (answer provi
 	if err != nil {
 		answer := provider.Answer{Image: q.Image, Err: err}
 		if tg != nil {
-			answer.Reference, answer.Digest = tg.ref.String(), tg.ref.Digest()
+			answer.Reference, answer.Digest = tg.canonical, tg.ref.Digest()
 		}
 		i.metrics.lookups.WithLabelValues(string(err.Class)).Inc()
-		return answer
+		return answer, true
+	}
+	if !wait && errors.Is(tg.keychainErr, context.Canceled) {
+		return provider.Answer{}, false // the keychain has to ask
 	}
 	asked := i.clock.Now()
 	result, hit := i.recall(q, tg) //nolint:contextcheck // look-ups have contexts of their own
-	if hit {
-		return i.answer(q, tg, result)
+	switch {
+	case hit:
+		return i.answer(q, tg, result), true
+	case !wait:
+		return provider.Answer{}, false
 	}
+	i.metrics.lookups.WithLabelValues("miss").Inc()
 	result = i.wait(ctx, tg, i.join(tg, true, q.Revalidate)) //nolint:contextcheck // as above
 	if q.Revalidate && result.facts != nil && tg.ref.Digest() == "" && result.tag.Checked.Before(asked) {
 		// It joined a look-up that was content with what is known.
 		result = i.wait(ctx, tg, i.join(tg, true, true)) //nolint:contextcheck // as above
 	}
-	return i.answer(q, tg, result)
+	return i.answer(q, tg, result), true
 }
 
 // wait gives a flight's result, or at the end of ctx what it waits for itself.
@@ -141,7 +156,6 @@ func (i *Inspector) recall(q provider.Query, tg *target) (kept, bool) {
 	now := i.clock.Now()
 	tag, ok := i.cache.Tag(tg.key, now)
 	if !ok {
-		i.metrics.lookups.WithLabelValues("miss").Inc()
 		return kept{}, false
 	}
 	byDigest := tg.ref.Digest() != ""
@@ -150,7 +164,7 @@ func (i *Inspector) recall(q provider.Query, tg *target) (kept, bool) {
 		age := now.Sub(tag.Checked)
 		switch {
 		case i.fresh(tg, age):
-			i.metrics.lookups.WithLabelValues("hit").Inc()
+			i.metrics.hits.Inc()
 			return kept{tag, facts}, true
 		case !byDigest && age < i.options.TagTTL+i.options.MaxStale:
 			if tag.Err == nil {
@@ -169,7 +183,6 @@ func (i *Inspector) recall(q provider.Query, tg *target) (kept, bool) {
 		tag.Err = &remembered
 		return kept{tag: tag}, true
 	}
-	i.metrics.lookups.WithLabelValues("miss").Inc()
 	return kept{}, false
 }
 
@@ -390,12 +403,12 @@ func (i *Inspector) keepFailure(tg *target, old cache.Tag, hadOld bool, n int, e
 // answer writes an answer for one caller: what is shared is told, the sources
 // of credentials are the caller's own.
 func (i *Inspector) answer(q provider.Query, tg *target, k kept) provider.Answer {
-	a := provider.Answer{Image: q.Image, Reference: tg.ref.String(), Digest: tg.ref.Digest(), Checked: k.tag.Checked}
+	a := provider.Answer{Image: q.Image, Reference: tg.canonical, Digest: tg.ref.Digest(), Checked: k.tag.Checked}
 	if n := int(k.tag.Candidate); n >= 0 && n < len(tg.candidates) {
 		c := &tg.candidates[n]
-		a.Reference = c.source.String()
+		a.Reference = c.canonical
 		if c.mirror && k.facts != nil {
-			a.Mirror = c.ref.Name()
+			a.Mirror = c.place
 		}
 		if k.facts != nil {
 			used := c.credential(int(k.tag.Credential))

@@ -18,6 +18,7 @@ type metrics struct {
 	circuits *prometheus.GaugeVec
 	lookups  *prometheus.CounterVec
 	fetches  prometheus.Gauge
+	hits     prometheus.Counter // of lookups
 
 	mu     sync.Mutex
 	labels map[string]struct{}
@@ -47,6 +48,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		}),
 		labels: map[string]struct{}{},
 	}
+	m.hits = m.lookups.WithLabelValues("hit")
 	if r == nil {
 		return m, nil
 	}

@@ -53,7 +53,7 @@ func TestAWaiterKeepsItsDeadlineAndTheNextAskIsWarm(t *testing.T) {
 		t.Error("a timeout is worth another try")
 	}
 	close(let)
-	eventually(t, "the look-up ends", func() bool { return r.Requests()[0].Status == 200 })
+	eventually(t, "the look-up ends", func() bool { requests := r.Requests(); return len(requests) == 1 && requests[0].Status == 200 })
 	wantPlatforms(t, inspect(t, i, image), "linux/amd64")
 	wantRequests(t, r, "GET /v2/team/app/manifests/v1 200")
 }

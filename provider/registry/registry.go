@@ -87,7 +87,9 @@ type Inspector struct {
 	clock     clock.Clock
 	log       *slog.Logger
 	metrics   *metrics
+	plans     plans
 
+	ended   context.Context // has ended: for asking a Keychain what it holds
 	base    context.Context // of detached look-ups; ends with Close
 	stop    context.CancelFunc
 	running sync.WaitGroup
@@ -138,9 +140,11 @@ func New(o Options) (*Inspector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("registering the inspector's metrics: %w", err)
 	}
+	ended, end := context.WithCancel(context.Background())
+	end()
 	base, stop := context.WithCancel(context.Background())
 	i := &Inspector{
-		options: o, cache: o.Cache, clock: o.Clock, log: o.Log, metrics: m, base: base, stop: stop,
+		options: o, cache: o.Cache, clock: o.Clock, log: o.Log, metrics: m, ended: ended, base: base, stop: stop,
 		flights: map[cache.Key]*flight{}, leaders: map[cache.Key]chan struct{}{},
 	}
 	i.transport = &transport{

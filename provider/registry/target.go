@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/archkeeper/archkeeper/provider"
@@ -24,7 +25,9 @@ type candidate struct {
 	ref    imageref.Reference // at this place
 	source imageref.Reference // that the user meant
 	mirror bool
-	creds  []credentials.Credential // in order; anonymous is tried after them
+	// canonical is source written out, and place is ref without tag and digest.
+	canonical, place string
+	creds            []credentials.Credential // in order; anonymous is tried after them
 }
 
 // content names what is asked for below /manifests/: the digest, or the tag.
@@ -59,6 +62,7 @@ func (c *candidate) credential(n int) credentials.Credential {
 // which the answer is kept.
 type target struct {
 	ref        imageref.Reference
+	canonical  string // ref written out
 	candidates []candidate
 	key        cache.Key
 	public     bool // no credential is at hand
@@ -67,50 +71,17 @@ type target struct {
 	keychainErr error
 }
 
-// target makes a query ready, or says why it has no answer.
+// target makes a query ready, or says why it has no answer. What it gives may be
+// shared: treat it as immutable.
 func (i *Inspector) target(ctx context.Context, q provider.Query) (*target, *provider.Error) {
-	ref, err := imageref.Parse(q.Image)
+	p, err := i.plan(q.Image)
 	if err != nil {
-		return nil, asError(err)
+		return nil, err
 	}
-	config := i.options.Mirrors()
-	tg := &target{ref: ref}
-	sources := []imageref.Reference{ref}
-	if searched := searchedAt(q.Image, config.SearchRegistries()); len(searched) > 0 {
-		sources, tg.ref = searched, searched[0]
+	if p.err != nil {
+		return &p.target, p.err
 	}
-	var resolveErr *provider.Error
-	for _, source := range sources {
-		resolution := config.Resolve(source)
-		tg.blocked = tg.blocked || resolution.Blocked
-		if resolution.Err != nil {
-			resolveErr = resolution.Err
-		}
-		for _, place := range resolution.Candidates {
-			if len(tg.candidates) == maxCandidates {
-				break
-			}
-			tg.candidates = append(tg.candidates, candidate{
-				location: location{
-					registry: place.Reference.Registry(), host: dialHost(place.Reference.Registry()),
-					repository: place.Reference.Repository(), insecure: place.Insecure,
-				},
-				ref: place.Reference, source: source, mirror: place.Reference.Name() != source.Name(),
-			})
-		}
-	}
-	if len(tg.candidates) == 0 {
-		if resolveErr != nil {
-			return tg, resolveErr
-		}
-		return tg, provider.Errorf(provider.ClassBlocked, "%s is blocked by the registry configuration", tg.ref.Name())
-	}
-	if err := i.permit(tg); err != nil {
-		return tg, err
-	}
-	i.findCredentials(ctx, q.Scope, tg)
-	tg.key = tg.keyFor(func(c *candidate) string { return c.content() })
-	return tg, nil
+	return i.withCredentials(ctx, q.Scope, &p.target), nil
 }
 
 // permit drops the candidates whose registry may not be asked at all.
@@ -131,22 +102,41 @@ func (i *Inspector) permit(tg *target) *provider.Error {
 	return nil
 }
 
-func (i *Inspector) findCredentials(ctx context.Context, scope provider.Scope, tg *target) {
-	tg.public = true
+// withCredentials gives a target with the credentials that a scope may show, or
+// the same one when there are none.
+func (i *Inspector) withCredentials(ctx context.Context, scope provider.Scope, planned *target) *target {
 	if i.options.Keychain == nil {
-		return
+		return planned
 	}
+	tg := planned
 	var failed []error
-	for n := range tg.candidates {
-		c := &tg.candidates[n]
-		found, err := i.options.Keychain.Lookup(ctx, scope, c.ref.Name())
+	for n := range planned.candidates {
+		found, err := i.options.Keychain.Lookup(ctx, scope, planned.candidates[n].place)
 		if err != nil {
 			failed = append(failed, err)
 		}
-		c.creds = found[:min(len(found), maxCredentials)]
-		tg.public = tg.public && len(found) == 0
+		if len(found) == 0 {
+			continue
+		}
+		if tg == planned {
+			own := *planned
+			own.candidates = slices.Clone(planned.candidates)
+			own.public = false
+			tg = &own
+		}
+		tg.candidates[n].creds = found[:min(len(found), maxCredentials)]
 	}
-	tg.keychainErr = errors.Join(failed...)
+	if len(failed) > 0 {
+		if tg == planned {
+			own := *planned
+			tg = &own
+		}
+		tg.keychainErr = errors.Join(failed...)
+	}
+	if !tg.public {
+		tg.key = tg.keyFor(func(c *candidate) string { return c.content() })
+	}
+	return tg
 }
 
 // keyFor hashes every place with what may be shown there, in order: callers

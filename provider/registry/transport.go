@@ -36,8 +36,11 @@ const (
 	drainLimit = 16 << 10
 	drainTime  = 500 * time.Millisecond
 
-	// firstWait is how long requests to a new host wait for its first answer.
-	firstWait = 500 * time.Millisecond
+	// firstWait is how long requests to a new host wait for its first answer
+	// before one of them goes as well, and firstWaits how many such waits the
+	// others stand.
+	firstWait  = 100 * time.Millisecond
+	firstWaits = 5
 
 	// maxHosts bounds the hosts whose state is remembered.
 	maxHosts = 4096
@@ -101,7 +104,8 @@ type hostState struct {
 	mu        sync.Mutex
 	challenge *challenge    // of the last 401; nil when none was seen
 	open      bool          // it served without a challenge
-	first     chan struct{} // closed when the first request is answered; nil before it is sent
+	first     chan struct{} // closed when the latest of the first requests is over; nil before it is sent
+	known     chan struct{} // closed when challenge or open is set
 	plain     bool          // an insecure location that speaks no TLS
 	head      headState
 	headUntil time.Time // headBad is forgotten then
@@ -165,7 +169,7 @@ func (t *transport) state(host string, insecure bool) *hostState {
 		}
 		s = &hostState{
 			host: host, gate: newGate(host, t.clock, t.metrics.circuit),
-			bodies: placesOfHost(), quotas: map[who]quota{},
+			bodies: placesOfHost(), quotas: map[who]quota{}, known: make(chan struct{}),
 		}
 		t.hosts[key] = s
 	}
@@ -197,7 +201,7 @@ func (t *transport) forget() {
 // status is 200, or an error. A 401 is answered once for each way to authorize.
 func (t *transport) do(ctx context.Context, r *request) (*response, *provider.Error) {
 	state := t.state(r.host, r.insecure)
-	release := state.claimFirst(ctx)
+	release := state.claimFirst(ctx, t.clock)
 	defer release()
 
 	scope := ""
@@ -274,48 +278,63 @@ func exceeded(answer *response) bool {
 
 // claimFirst lets one request be the first to a host that is not known yet: its
 // answer tells the others how to authorize, so that a burst costs one challenge.
-// The others wait for it, but not for long: the first may hang alone.
-func (s *hostState) claimFirst(ctx context.Context) (release func()) {
-	s.mu.Lock()
-	if s.challenge != nil || s.open {
+// The first may hang alone: after each firstWait one more goes, and the first of
+// their answers serves all.
+func (s *hostState) claimFirst(ctx context.Context, c clock.Clock) (release func()) {
+	var behind chan struct{} // whom this request has waited for in vain
+	for waits := 0; ; waits++ {
+		s.mu.Lock()
+		if s.challenge != nil || s.open {
+			s.mu.Unlock()
+			return func() {}
+		}
+		first := s.first
+		if first == nil || first == behind {
+			mine := make(chan struct{})
+			s.first = mine
+			s.mu.Unlock()
+			return sync.OnceFunc(func() {
+				s.mu.Lock()
+				if s.first == mine && s.challenge == nil && !s.open {
+					s.first = nil // it failed: another may be the first
+				}
+				s.mu.Unlock()
+				close(mine)
+			})
+		}
 		s.mu.Unlock()
-		return func() {}
-	}
-	if first := s.first; first != nil {
-		s.mu.Unlock()
-		timer := time.NewTimer(firstWait)
-		defer timer.Stop()
+		if waits == firstWaits {
+			return func() {}
+		}
+		timer := c.NewTimer(firstWait)
 		select {
+		case <-timer.C():
+			behind = first
+			continue
+		case <-s.known:
 		case <-first:
-		case <-timer.C:
 		case <-ctx.Done():
 		}
+		timer.Stop()
 		return func() {}
 	}
-	mine := make(chan struct{})
-	s.first = mine
-	s.mu.Unlock()
-	return sync.OnceFunc(func() {
-		s.mu.Lock()
-		if s.first == mine && s.challenge == nil && !s.open {
-			s.first = nil // it failed: another may be the first
-		}
-		s.mu.Unlock()
-		close(mine)
-	})
 }
 
 func (s *hostState) answered(anonymous bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if anonymous && s.challenge == nil {
+	if anonymous && s.challenge == nil && !s.open {
 		s.open = true
+		close(s.known)
 	}
 }
 
 func (s *hostState) challenged(c challenge) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.challenge == nil && !s.open {
+		close(s.known)
+	}
 	s.challenge = &c
 }
 
