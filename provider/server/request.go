@@ -114,6 +114,9 @@ func jsonFault(err error) string {
 // distinct gives the keys without repetition, in the order of their first
 // appearance. A key is answered once however often it is sent.
 func distinct(keys []string) []string {
+	if len(keys) < 2 {
+		return keys
+	}
 	seen := make(map[string]struct{}, len(keys))
 	first := make([]string, 0, len(keys))
 	for _, key := range keys {

@@ -96,9 +96,14 @@ func ValueFromAnswer(answer provider.Answer) Value {
 		return value
 	}
 	value.ContentOnly = answer.ContentOnly
-	if !answer.ContentOnly {
-		value.Architectures = append(value.Architectures, answer.Architectures...)
-		value.Platforms = append(value.Platforms, answer.Platforms...)
+	if answer.ContentOnly {
+		return value
+	}
+	if len(answer.Architectures) > 0 {
+		value.Architectures = answer.Architectures // shared, as answers are
+	}
+	if len(answer.Platforms) > 0 {
+		value.Platforms = answer.Platforms
 	}
 	return value
 }
