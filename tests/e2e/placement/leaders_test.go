@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/archkeeper/archkeeper/tests/controlplane"
 	"github.com/archkeeper/archkeeper/tests/e2e/archkeeper"
@@ -104,12 +105,11 @@ func addRoom(t *testing.T, k *controlplane.Test, pods int) {
 	}
 }
 
-// create makes many gated pods at once, of a set of images whose registry is down.
-func create(t *testing.T, k *controlplane.Test, f *following, n, images int) {
+// create makes many pods at once, with a gate, and waits until all are there.
+func create(t *testing.T, k *controlplane.Test, f *following, n int, gate string, images ...string) {
 	t.Helper()
 	var turns errgroup.Group
 	turns.SetLimit(8)
-	names := []string{"multi", "arm", "z", "power", "amd"}
 	client := cluster.Client.CoreV1().Pods(k.Namespace)
 	for i := range n {
 		turns.Go(func() error {
@@ -117,7 +117,7 @@ func create(t *testing.T, k *controlplane.Test, f *following, n, images int) {
 				ObjectMeta: metav1.ObjectMeta{GenerateName: "p-"},
 				Spec: corev1.PodSpec{
 					SchedulingGates: []corev1.PodSchedulingGate{{Name: gate}},
-					Containers:      []corev1.Container{{Name: "c", Image: cold(down, images, names[i%len(names)])}},
+					Containers:      []corev1.Container{{Name: "c", Image: images[i%len(images)]}},
 				},
 			}, metav1.CreateOptions{})
 			return err
@@ -126,7 +126,38 @@ func create(t *testing.T, k *controlplane.Test, f *following, n, images int) {
 	if err := turns.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	f.wait("all pods are gated", n, gatedFirst)
+	f.wait("all pods are there", n, func(life) bool { return true })
+}
+
+// ofDown are five images of the registry that is down, that nobody has asked for.
+func ofDown(n int) (images []string) {
+	for _, name := range []string{"multi", "arm", "z", "power", "amd"} {
+		images = append(images, cold(down, n, name))
+	}
+	return images
+}
+
+// bareClient takes a gate of its own off gated pods, with as many requests at a time
+// as the controller makes, and gives the time that it takes for so many pods.
+func bareClient(t *testing.T, pods int) time.Duration {
+	t.Helper()
+	const sample = 100
+	k, f := test(t, ownWebhooks+"=none")
+	create(t, k, f, sample, "example.com/bare", image(good, "multi"))
+	var turns errgroup.Group
+	turns.SetLimit(32)
+	began := time.Now()
+	for name := range f.all() {
+		turns.Go(func() error {
+			_, err := cluster.Client.CoreV1().Pods(k.Namespace).Patch(t.Context(), name, types.JSONPatchType,
+				[]byte(`[{"op": "remove", "path": "/spec/schedulingGates"}, {"op": "add", "path": "/metadata/labels", "value": {"bare": "yes"}}]`), metav1.PatchOptions{})
+			return err
+		})
+	}
+	if err := turns.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return time.Since(began) * time.Duration(pods) / sample
 }
 
 // leader gives the replica that leads and the other one.
@@ -231,8 +262,12 @@ func restart(t *testing.T, replica *replica) {
 func TestAKilledLeaderIsReplacedWithinTheLeaseDuration(t *testing.T) {
 	const pods = 500
 	k, f := test(t, ownWebhooks+"=none")
-	create(t, k, f, pods, 1)
+	create(t, k, f, pods, gate, ofDown(1)...)
 	leads, waits := leader(t)
+	before, err := metric(t.Context(), waits.ProbeURL, "process_cpu_seconds_total")
+	if err != nil {
+		t.Fatal(err)
+	}
 	leads.wanted.Store(false)
 	if err := leads.Kill(); err != nil {
 		t.Fatal(err)
@@ -245,16 +280,27 @@ func TestAKilledLeaderIsReplacedWithinTheLeaseDuration(t *testing.T) {
 	t.Cleanup(func() { _ = down.Down() })
 	took := waitLeads(t, waits).Sub(killed)
 	f.wait("all pods are bound", pods, bound)
+	cpu, err := metric(t.Context(), waits.ProbeURL, "process_cpu_seconds_total")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var last time.Time
 	for _, l := range f.all() {
 		if l.freed.After(last) {
 			last = l.freed
 		}
 	}
-	t.Logf("%d gated pods: the other replica led %s after the kill, the last pod was free after %s (lease duration %s)",
-		pods, took.Round(10*time.Millisecond), last.Sub(killed).Round(10*time.Millisecond), leaseDuration)
-	if held := last.Sub(killed); held > leaseDuration+5*time.Second {
-		t.Errorf("pods were held for %s, longer than the lease duration and 5s", held)
+	if took > leaseDuration+5*time.Second {
+		t.Errorf("nobody led for %s, longer than the lease duration and 5s", took)
+	}
+	// How fast gated pods are freed then is the machine's affair, and the API
+	// server's: a bare client is the measure.
+	bare := bareClient(t, pods)
+	drain := last.Sub(killed) - took
+	t.Logf("%d gated pods: the other replica led %s after the kill (lease duration %s) and freed them within %s, for %.1f ms of CPU a pod; a bare client frees as many within %s",
+		pods, took.Round(10*time.Millisecond), leaseDuration, drain.Round(10*time.Millisecond), 1000*(cpu-before)/pods, bare.Round(10*time.Millisecond))
+	if limit := max(5*time.Second, 8*bare); drain > limit {
+		t.Errorf("the pods were free %s after the other replica led, which should take %s at most", drain, limit)
 	}
 	if gated := f.check(); gated != pods {
 		t.Errorf("%d pods were gated", gated)
@@ -264,7 +310,7 @@ func TestAKilledLeaderIsReplacedWithinTheLeaseDuration(t *testing.T) {
 func TestALeaderThatEndsInABurstHandsOver(t *testing.T) {
 	const pods = 500
 	k, f := test(t, ownWebhooks+"=none")
-	create(t, k, f, pods, 2)
+	create(t, k, f, pods, gate, ofDown(2)...)
 	leads, waits := leader(t)
 	if err := down.Up(); err != nil {
 		t.Fatal(err)
