@@ -12,6 +12,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,8 +45,9 @@ func TestMain(m *testing.M) {
 	os.Exit(controlplane.Main(m, controlplane.Options{
 		Gatekeeper: &controlplane.GatekeeperOptions{AuditInterval: -1},
 		// The API server reaches the webhook through its Service.
-		APIServerFlags:         []string{"--enable-aggregator-routing=true"},
-		ControllerManagerFlags: []string{"--controllers=*,-endpointslice-controller,-endpoints-controller"},
+		APIServerFlags: []string{"--enable-aggregator-routing=true"},
+		// Nodes do not go away, however busy the machine is.
+		ControllerManagerFlags: []string{"--controllers=*,-endpointslice-controller,-endpoints-controller", "--node-monitor-grace-period=30m"},
 	}, func(ctx context.Context, c *controlplane.Cluster) error {
 		cluster = c
 		var err error
@@ -116,7 +118,7 @@ func values() string {
 	return fmt.Sprintf(`
 admission: {enabled: true, timeoutSeconds: 10, budget: 3s}
 policies: {schedulingGate: true, templates: [image-architectures]}
-provider: {deadline: 4s, timeoutSeconds: 4, extraArgs: ["--shutdown-delay=0s"]}
+provider: {deadline: 3s, timeoutSeconds: 4, extraArgs: ["--shutdown-delay=0s"]}
 registries: {plainHTTPHosts: [%q], secretNamespaces: [default]}
 configuration: {placement: {holdDeadline: 10m}}
 tls: {lifetimes: {authority: 30m, leaf: 2m, overlap: 10s}}
@@ -151,6 +153,7 @@ func TestAnInstallation(t *testing.T) {
 		{"a gated pod is freed, and the next one is placed at admission", (*story).placement},
 		{"no request fails while authorities rotate", (*story).rotation},
 		{"nobody was forbidden anything", (*story).forbidden},
+		{"doctor finds nothing, and a right that is taken away", (*story).doctor},
 		{"removal leaves no gated pod and nothing of ours", (*story).removal},
 	} {
 		if !t.Run(chapter.name, func(t *testing.T) { chapter.run(s, t) }) {
@@ -283,6 +286,58 @@ func (s *story) placement(t *testing.T) {
 	if node := k.WaitRunning("second").Spec.NodeName; !strings.HasPrefix(node, "arm64-") {
 		t.Errorf("the placed pod runs on %s", node)
 	}
+}
+
+// doctor runs the command as an administrator.
+func (s *story) doctor(t *testing.T) {
+	k := cluster.Test(t)
+	binary, err := archkeeper.Binary(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type report struct {
+		Findings []struct{ Check, Object, Message, Advice string }
+	}
+	look := func(want int) report {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), binary, "doctor", "-n", namespace, "-o", "json", "--kubeconfig", cluster.Kubeconfig)
+		out, err := cmd.Output()
+		if got := cmd.ProcessState.ExitCode(); got != want {
+			t.Fatalf("exit status %d, want %d: %v\n%s", got, want, err, out)
+		}
+		var r report
+		if err := json.Unmarshal(out, &r); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return r
+	}
+	if r := look(0); len(r.Findings) != 0 {
+		t.Errorf("findings in a healthy installation: %+v", r.Findings)
+	}
+	role := s.object("ClusterRoleBinding", "-provider")
+	k.Kubectl("delete", "clusterrolebinding", role.GetName())
+	may := func(want string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			out, _ := cluster.Kubectl(ctx, "auth", "can-i", "create", "tokenreviews.authentication.k8s.io", "--as", "system:serviceaccount:"+namespace+":"+release+"-provider")
+			if !strings.HasPrefix(out, want) {
+				return errors.New(out)
+			}
+			return nil
+		}
+	}
+	k.Eventually("the API server knows that the right is gone", may("no"))
+	found := false
+	for _, f := range look(2).Findings {
+		found = found || (f.Check == "rbac" && strings.Contains(f.Message, "tokenreviews") && f.Advice != "")
+	}
+	if !found {
+		t.Error("the right that was taken away is not among the findings")
+	}
+	if err := cluster.ApplyObjects(t.Context(), "", role); err != nil {
+		t.Fatal(err)
+	}
+	k.Eventually("the right is back", may("yes"))
+	s.audit = cluster.AuditSize() // what was forbidden meanwhile was meant to be
 }
 
 // load asks the provider 200 times a second, half as our controllers, over kept
@@ -467,8 +522,18 @@ func ask(ctx context.Context, client *http.Client, url, image string) error {
 }
 
 func (s *story) rotation(t *testing.T) {
-	k := cluster.Test(t)
+	// Two overlaps and the time until the controllers look: more than a test
+	// usually waits.
+	wait := func(what string, condition func(context.Context) error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		if err := controlplane.WaitFor(ctx, what, condition); err != nil {
+			t.Fatal(err)
+		}
+	}
 	l := s.ask(t, images.Host+"/shop/multi:1")
+	defer l.stop()
 	rotateOurs := func() func(context.Context) error {
 		before, err := s.authority(t.Context())
 		if err != nil {
@@ -491,7 +556,7 @@ func (s *story) rotation(t *testing.T) {
 			return nil
 		}
 	}
-	k.Eventually("our authority is another one", rotateOurs())
+	wait("our authority is another one", rotateOurs())
 	if err := cluster.Gatekeeper.RotateCA(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -499,7 +564,7 @@ func (s *story) rotation(t *testing.T) {
 	if err := cluster.Gatekeeper.RotateCA(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	k.Eventually("our authority is another one again", done)
+	wait("our authority is another one again", done)
 	l.stop()
 	l.done.Wait()
 	t.Logf("%d requests, %d failed", l.asked.Load(), l.failed.Load())
