@@ -86,7 +86,7 @@ func Run(t *testing.T, dir string, libs map[string]string) {
 
 func runTests(t *testing.T, modules map[string]*ast.Module, compiler *ast.Compiler, coverage *cover.Cover) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	store := inmem.New()
 	txn, err := store.NewTransaction(ctx, storage.TransactionParams{})
@@ -100,7 +100,7 @@ func runTests(t *testing.T, modules map[string]*ast.Module, compiler *ast.Compil
 		SetModules(copies(modules)).
 		SetCoverageQueryTracer(coverage).
 		CapturePrintOutput(true).
-		SetTimeout(10*time.Second).
+		SetTimeout(2*time.Minute).
 		RunTests(ctx, txn)
 	if err != nil {
 		t.Fatal(err)
