@@ -93,7 +93,10 @@ test-count:
 
 .PHONY: bench
 bench: ## Benchmarks, ours beside its peers; prints ratios
-	cd tests/bench && go test -run '^$$' -bench . -benchmem ./...
+	go test -run '^$$' -bench Warm ./provider/server
+	go test -run '^$$' -bench Restart -benchtime 20x ./provider/cache
+	go test -run '^$$' -bench Admission ./controllers/admission
+	cd tests/bench && go test -run '^$$' -bench . ./...
 
 .PHONY: fuzz
 fuzz: ## Every fuzz target for FUZZTIME (60s) each

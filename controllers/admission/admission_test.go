@@ -42,7 +42,7 @@ type world struct {
 // builtin compiles the policy once for all tests.
 var builtin = sync.OnceValues(func() (*rego.Evaluator, error) { return rego.New(context.Background(), rego.Options{}) })
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{Registry: registrytest.New(), alive: true, placed: config.Default().Placement}
 	t.Cleanup(w.Close)
@@ -72,7 +72,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // pod is a pod as YAML; R/ stands for the registry.
-func (w *world) pod(t *testing.T, text string) []byte {
+func (w *world) pod(t testing.TB, text string) []byte {
 	t.Helper()
 	raw, err := yaml.YAMLToJSON([]byte("apiVersion: v1\nkind: Pod\n" + strings.ReplaceAll(text, "R/", w.Host()+"/")))
 	if err != nil {
