@@ -47,7 +47,7 @@ func TestWhatIsKnownCostsFewAllocations(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry(t)
-			i := newInspector(t, registry.Options{Keychain: test.keychain, Timeout: time.Second}, r)
+			i := newInspector(t, registry.Options{Keychain: test.keychain, Timeout: time.Minute}, r)
 			queries := warmed(t, r, i, test.images)
 			if got := testing.AllocsPerRun(100, func() { i.Inspect(t.Context(), queries) }); got > test.most {
 				t.Errorf("%.0f allocations, want at most %.0f", got, test.most)
