@@ -54,6 +54,7 @@ const (
 const (
 	callTimeout   = 10 * time.Second
 	retryInterval = 15 * time.Second
+	providerTries = 5
 	// maxInterval bounds the time in which a copy that somebody else damaged
 	// is mended.
 	maxInterval = 5 * time.Minute
@@ -388,10 +389,20 @@ func (c *Controller) visitProvider(ctx context.Context, want *unstructured.Unstr
 		if err := unstructured.SetNestedField(object.Object, base64.StdEncoding.EncodeToString(bundle), "spec", "caBundle"); err != nil {
 			return fmt.Errorf("provider %s: %w", want.GetName(), err)
 		}
-		if got.GetResourceVersion() == "" {
+		version := got.GetResourceVersion()
+		if version == "" {
 			_, err = client.Create(ctx, object, metav1.CreateOptions{FieldManager: FieldManager})
 		} else {
-			object.SetResourceVersion(got.GetResourceVersion())
+			object.SetResourceVersion(version)
+			_, err = client.Update(ctx, object, metav1.UpdateOptions{FieldManager: FieldManager})
+		}
+		// Gatekeeper writes the status of the same object.
+		for tries := 0; apierrors.IsConflict(err) && tries < providerTries; tries++ {
+			fresh, getErr := client.Get(ctx, want.GetName(), metav1.GetOptions{})
+			if getErr != nil {
+				return fmt.Errorf("get provider %s: %w", want.GetName(), getErr)
+			}
+			object.SetResourceVersion(fresh.GetResourceVersion())
 			_, err = client.Update(ctx, object, metav1.UpdateOptions{FieldManager: FieldManager})
 		}
 		if err != nil {

@@ -148,6 +148,8 @@ func Plan(now time.Time, life Lifetimes, state State, leaves map[string]Pair, wa
 		out.again(life.Overlap)
 	case now.Sub(s.Published) < life.Overlap:
 		out.again(life.Overlap - now.Sub(s.Published))
+	case len(s.Old) > 0: // one at a time: a leaf of the old one may be in use
+		out.again(life.Overlap / 10)
 	default:
 		s.Old = s.Active.Cert
 		s.Active, s.Next = s.Next, Pair{}
@@ -158,6 +160,13 @@ func Plan(now time.Time, life Lifetimes, state State, leaves map[string]Pair, wa
 		out.Notes = append(out.Notes, "the next certificate authority now signs")
 	}
 	if len(s.Old) > 0 {
+		// While a leaf in use is still the old one's, its time has not begun: the
+		// last attempt to write the new leaf may have failed.
+		for _, w := range wanted {
+			if cert, err := parse(leaves[w.Name]); err == nil && cert.CheckSignatureFrom(active) != nil {
+				s.Promoted = now
+			}
+		}
 		if left := life.Overlap - now.Sub(s.Promoted); left > 0 {
 			out.again(left)
 		} else {

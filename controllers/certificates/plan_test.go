@@ -151,3 +151,44 @@ func TestABrokenAuthorityIsNotReplacedInSilence(t *testing.T) {
 		t.Errorf("got %v, want an error that names the active authority", err)
 	}
 }
+
+// The new leaf could not be written when the next authority took over: the old
+// one, which signed the leaf in use, stays trusted until a whole overlap after it
+// could.
+func TestTheOldAuthorityIsTrustedWhileItsLeafIsInUse(t *testing.T) {
+	life := Lifetimes{Overlap: 10 * time.Minute}
+	first, err := Plan(start, life, State{}, nil, requests, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, now := first.State, start
+	state.Asked = true
+	plan := func(after time.Duration, leaves map[string]Pair) Outcome {
+		t.Helper()
+		now = now.Add(after)
+		out, err := Plan(now, life, state, leaves, requests, true, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = out.State
+		return out
+	}
+	plan(0, first.Leaves)
+	plan(time.Minute, first.Leaves)
+	plan(10*time.Minute, first.Leaves) // the next one signs; its leaves are not written
+	if len(state.Old) == 0 {
+		t.Fatal("the next authority did not take over")
+	}
+	late := plan(time.Hour, first.Leaves)
+	if len(state.Old) == 0 {
+		t.Fatal("the old authority is not trusted while its leaf is in use")
+	}
+	plan(9*time.Minute, late.Leaves)
+	if len(state.Old) == 0 {
+		t.Error("the old authority is not trusted for an overlap after the new leaf was written")
+	}
+	plan(time.Minute, late.Leaves)
+	if len(state.Old) > 0 {
+		t.Error("the old authority is still trusted after the overlap")
+	}
+}
