@@ -362,7 +362,6 @@ func (l *load) fail(err error) {
 func (s *story) ask(t *testing.T, image string) *load {
 	t.Helper()
 	url := fmt.Sprintf("https://%s:%d", s.address, s.ports["provider 8443"])
-	ours := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 16, TLSClientConfig: s.asControllers()}}
 	theirs := &gatekeeperCaller{url: url + "/v1/public", image: image}
 	if err := theirs.refresh(t.Context()); err != nil {
 		t.Fatal(err)
@@ -372,6 +371,10 @@ func (s *story) ask(t *testing.T, image string) *load {
 	l.done.Go(func() { theirs.follow(ctx) })
 	turns := make(chan bool, 400)
 	for range 32 {
+		// A connection of its own: a shared pool opens some in reserve, which the
+		// server closes when no request comes within five seconds of the handshake,
+		// and a POST that meets that moment fails.
+		ours := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: s.asControllers()}}
 		l.done.Go(func() {
 			for asTheirs := range turns {
 				l.asked.Add(1)
