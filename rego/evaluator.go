@@ -158,6 +158,9 @@ func (e *Evaluator) reload(ctx context.Context) (changed bool, err error) {
 // built-in policy decides, and metric and log say so. Should that fail too, the
 // pod is let go. The error is for an input from which nothing can be decided.
 func (e *Evaluator) Decide(ctx context.Context, in Input) (Decision, error) {
+	if err := ctx.Err(); err != nil {
+		return Decision{}, fmt.Errorf("deciding: %w", err) // the engine notices a little later, or not at all
+	}
 	raw, err := json.Marshal(in)
 	if err != nil {
 		return Decision{}, fmt.Errorf("encoding the policy's input: %w", err)
