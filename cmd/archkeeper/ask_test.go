@@ -220,6 +220,18 @@ func TestOneSlowRegistryCostsNoOther(t *testing.T) {
 	}
 }
 
+func TestAMissingArgumentIsAskedForInWords(t *testing.T) {
+	for args, want := range map[string]string{
+		"inspect":              "archkeeper: name at least one image\n",
+		"mirrors explain -f x": "archkeeper: name at least one image\n",
+		"images":               "archkeeper: say which images: -A for all of the cluster, -n NAMESPACE, or -f PATH\n",
+	} {
+		if stdout, stderr, status := command(t, "", strings.Fields(args)...); status != 1 || stdout != "" || stderr != want {
+			t.Errorf("%s: status %d, stdout %q, stderr %q", args, status, stdout, stderr)
+		}
+	}
+}
+
 func TestImagesOfFiles(t *testing.T) {
 	home(t)
 	r := shelf(t)

@@ -43,13 +43,16 @@ cannot be read; 3 at least one image has an error.`,
   archkeeper images -A
 
   # What a namespace lacks for arm64 nodes
-  archkeeper images -n shop -o json | jq -r '.[] | select(.architectures | index("arm64") | not) | .image'
+  archkeeper images -n shop -o json | jq -r '.[] | select(.architectures and (.architectures | index("arm64") | not)) | .image'
 
   # Manifests, as a spreadsheet
   archkeeper images -f deploy/ -o csv > images.csv`,
 		GroupID: groupAsk,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if flags := cmd.Flags(); !flags.Changed("filename") && !flags.Changed("namespace") && !flags.Changed("all-namespaces") {
+				return errors.New("say which images: -A for all of the cluster, -n NAMESPACE, or -f PATH")
+			}
 			format, err := report.ParseFormat(ask.output, formats...)
 			if err != nil {
 				return err
@@ -74,7 +77,6 @@ cannot be read; 3 at least one image has an error.`,
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "`NAMESPACE` of the cluster")
 	cmd.Flags().BoolVarP(&allNamespaces, "all-namespaces", "A", false, "all namespaces of the cluster")
 	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "`FILE` that names the cluster")
-	cmd.MarkFlagsOneRequired("filename", "namespace", "all-namespaces")
 	cmd.MarkFlagsMutuallyExclusive("filename", "namespace", "all-namespaces")
 	return cmd
 }

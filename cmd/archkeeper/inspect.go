@@ -68,6 +68,14 @@ func (f *askFlags) complete(cmd *cobra.Command, formats ...report.Format) {
 	}
 }
 
+// someImages asks for at least one argument, an image.
+func someImages(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return errors.New("name at least one image")
+	}
+	return nil
+}
+
 func (f *askFlags) log(std streams) *slog.Logger {
 	if !f.verbose {
 		return slog.New(slog.DiscardHandler)
@@ -140,7 +148,7 @@ broken; 3 at least one image has an error.`,
   archkeeper inspect --plain-http-host localhost:5000 --timeout 2s localhost:5000/app`,
 		GroupID:           groupAsk,
 		ValidArgsFunction: cobra.NoFileCompletions, // images are no files
-		Args:              cobra.MinimumNArgs(1),
+		Args:              someImages,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			format, err := report.ParseFormat(ask.output, formats...)
 			if err != nil {

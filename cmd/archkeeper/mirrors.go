@@ -90,7 +90,7 @@ the source itself is last unless it is blocked. In the table, a reference
 without tag and digest is shown pulled by tag and by digest. Warnings go to
 standard error and do not change the exit status.`,
 		Example: `  archkeeper mirrors explain quay.io/org/app:v1 -f mirrors/ -o json`,
-		Args:    cobra.MinimumNArgs(1),
+		Args:    someImages,
 		RunE: func(_ *cobra.Command, references []string) error {
 			res, err := readMirrors(std, paths)
 			if err != nil {
