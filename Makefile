@@ -124,6 +124,8 @@ generate: ## Generate templates, CLI pages and tables from their sources
 verify: generate ## Fail when generated files differ from what is committed, or formatting does
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
 	@git diff --exit-code --stat || { echo 'generated files are out of date: run make generate and commit'; exit 1; }
+	@new=$$(git ls-files --others --exclude-standard -- docs policies deploy); \
+		test -z "$$new" || { echo "$$new"; echo 'these files are not committed'; exit 1; }
 	go vet ./...
 
 .PHONY: new-policy
