@@ -18,7 +18,8 @@ func newMigrateCommand(std streams) *cobra.Command {
 		Long: `Migrate reads ClusterPodPlacementConfig and PodPlacementConfig objects of the
 multiarch-tuning-operator, passes over all other kinds, and prints our
 Configuration and one Gatekeeper mutation for each PodPlacementConfig. What has no
-counterpart is named on standard error, one line each.
+counterpart is named on standard error, one line each. The Configuration says
+mode: observe; set it to enforce when the operator no longer acts.
 
 Exit status: 0 everything has a counterpart; 1 usage error, or a file that is
 missing or broken: nothing was printed; 2 something has no counterpart, and the

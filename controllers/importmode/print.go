@@ -32,7 +32,12 @@ func (r AuditReport) WriteTable(w io.Writer) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\ncluster mode %s, nodes %s; switching Legacy tags to %s would add %d Image objects, about %d KiB (%d tags; %d could not be inspected)\n",
+	if len(r.Findings) > 0 {
+		if _, err := fmt.Fprintln(w); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "cluster mode %s, nodes %s; switching Legacy tags to %s would add %d Image objects, about %d KiB (%d tags; %d could not be inspected)\n",
 		r.ClusterMode, orNone(r.NodeArchitectures), PreserveOriginal, r.Estimate.Images, r.Estimate.Bytes>>10, r.Estimate.Tags, r.Estimate.Undetermined)
 	return err
 }

@@ -125,6 +125,7 @@ func (r *Result) addCluster(s source) error {
 		return fmt.Errorf("%s is the second ClusterPodPlacementConfig", s)
 	}
 	c := config.Default()
+	c.Placement.Mode = config.ModeObserve // while the operator still acts
 	if s.Spec.NamespaceSelector != nil {
 		c.Placement.NamespaceSelector = *s.Spec.NamespaceSelector
 	}

@@ -51,6 +51,9 @@ func TestTheOperatorsObjectsBecomeOurs(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := r.Configuration.Placement
+	if p.Mode != config.ModeObserve {
+		t.Errorf("mode is %s, want observe: the operator still acts", p.Mode)
+	}
 	if p.FallbackArchitecture != "amd64" || len(p.NamespaceSelector.MatchExpressions) != 1 ||
 		len(p.Preferred) != 2 || p.Preferred[0] != (config.Preference{Architecture: "arm64", Weight: 60}) {
 		t.Errorf("placement is %+v", p)
