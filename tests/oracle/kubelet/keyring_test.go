@@ -111,7 +111,9 @@ func TestKeyring(t *testing.T) {
 		if random.IntN(8) == 0 {
 			image = pick([]string{"busybox", "library/busybox", "team/app", "", "/", "a b", "%zz/x", strings.Repeat("a/", 20)})
 		}
-		compare(t, path, locations, image, plain)
+		// "?" begins a query for the kubelet, so such locations share one key.
+		ordered := plain && !slices.ContainsFunc(locations, func(l string) bool { return strings.Contains(l, "?") })
+		compare(t, path, locations, image, ordered)
 		if t.Failed() {
 			return
 		}
