@@ -98,9 +98,9 @@ func TestABurstIsPlacedWithOneWriteToEachGatedPod(t *testing.T) {
 // addRoom adds nodes for more pods than the package's have room for.
 func addRoom(t *testing.T, k *controlplane.Test, pods int) {
 	t.Helper()
-	for range (pods - 1) / 1500 {
+	for i := range (pods - 1) / 1500 {
 		for _, arch := range []string{"amd64", "arm64", "s390x", "ppc64le"} {
-			k.AddNode(controlplane.Node{Arch: arch})
+			k.AddNode(controlplane.Node{Name: fmt.Sprintf("room-%s-%d", arch, i), Arch: arch})
 		}
 	}
 }
