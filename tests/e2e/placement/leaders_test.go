@@ -100,7 +100,7 @@ func addRoom(t *testing.T, k *controlplane.Test, pods int) {
 	t.Helper()
 	for i := range (pods - 1) / 1500 {
 		for _, arch := range []string{"amd64", "arm64", "s390x", "ppc64le"} {
-			k.AddNode(controlplane.Node{Name: fmt.Sprintf("room-%s-%d", arch, i), Arch: arch})
+			k.AddNode(controlplane.Node{Name: fmt.Sprintf("%s-room-%d", arch, i), Arch: arch})
 		}
 	}
 }
