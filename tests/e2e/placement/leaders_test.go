@@ -299,7 +299,7 @@ func TestAKilledLeaderIsReplacedWithinTheLeaseDuration(t *testing.T) {
 	drain := last.Sub(killed) - took
 	t.Logf("%d gated pods: the other replica led %s after the kill (lease duration %s) and freed them within %s, for %.1f ms of CPU a pod; a bare client frees as many within %s",
 		pods, took.Round(10*time.Millisecond), leaseDuration, drain.Round(10*time.Millisecond), 1000*(cpu-before)/pods, bare.Round(10*time.Millisecond))
-	if limit := max(5*time.Second, 8*bare); drain > limit {
+	if limit := max(5*time.Second, 5*bare); drain > limit {
 		t.Errorf("the pods were free %s after the other replica led, which should take %s at most", drain, limit)
 	}
 	if gated := f.check(); gated != pods {
