@@ -220,6 +220,7 @@ func (e *Evaluator) evaluate(ctx context.Context, query rego.PreparedEvalQuery, 
 }
 
 // failed counts a policy's failure and logs it when it is another than the last.
+// What a policy was at when its time ended differs each time and is no other fault.
 func (e *Evaluator) failed(policy string, err error) {
 	kind := "error"
 	var guard *GuardError
@@ -230,7 +231,11 @@ func (e *Evaluator) failed(policy string, err error) {
 		kind = "deadline"
 	}
 	e.options.Metrics.failures.WithLabelValues(policy, kind).Inc()
-	if e.fresh(policy, err.Error()) {
+	fault := err.Error()
+	if kind == "deadline" {
+		fault = kind
+	}
+	if e.fresh(policy, fault) {
 		e.options.Log.Error("a placement policy failed and was set aside", "policy", policy, "kind", kind, "error", err)
 	}
 }
