@@ -13,6 +13,7 @@ import (
 
 	"github.com/archkeeper/archkeeper/controllers/nodeagent"
 	"github.com/archkeeper/archkeeper/internal/kube"
+	"github.com/archkeeper/archkeeper/internal/probes"
 	"github.com/archkeeper/archkeeper/provider/credentials"
 )
 
@@ -22,6 +23,7 @@ func newNodeAgentCommand(std streams) *cobra.Command {
 		runtime, namespace, configMap, node, root  string
 		probeListen, kubeconfig, reload, processes string
 		authFiles                                  []string
+		profiles                                   bool
 	)
 	cmd := &cobra.Command{
 		Use:   "node-agent",
@@ -33,7 +35,7 @@ of others are never changed, and what no rule needs any more is removed.`,
 		GroupID: groupServe,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			logger, _, err := log.open(std.err)
+			logger, level, err := log.open(std.err)
 			if err != nil {
 				return err
 			}
@@ -76,7 +78,7 @@ of others are never changed, and what no rule needs any more is removed.`,
 			}
 			group, ctx := errgroup.WithContext(cmd.Context())
 			group.Go(func() error { return agent.Start(ctx) })
-			group.Go(func() error { return agent.ServeProbes(ctx, listener, metrics) })
+			group.Go(func() error { return agent.ServeProbes(ctx, listener, probes.Options{Gatherer: metrics, LogLevel: level, Pprof: profiles, Log: logger}) })
 			return group.Wait()
 		},
 	}
@@ -92,5 +94,6 @@ of others are never changed, and what no rule needs any more is removed.`,
 	flags.StringVar(&probeListen, "probe-listen", ":9090", "`ADDRESS` of health, metrics and the node's report, without TLS")
 	flags.StringVar(&kubeconfig, "kubeconfig", "", "`FILE` that says how to reach the cluster; else KUBECONFIG, else the pod's own access")
 	log.add(flags)
+	flags.BoolVar(&profiles, "pprof", false, "serve Go's profiles on the probe port")
 	return cmd
 }

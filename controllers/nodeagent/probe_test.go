@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/archkeeper/archkeeper/internal/probes"
 	"github.com/archkeeper/archkeeper/provider/mirrors"
 )
 
@@ -23,7 +24,7 @@ func TestProbes(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- a.ServeProbes(ctx, listener, reg) }()
+	go func() { done <- a.ServeProbes(ctx, listener, probes.Options{Gatherer: reg}) }()
 	for path, want := range map[string]string{
 		"/healthz": "", "/metrics": `archkeeper_nodeagent_changes_total{action="write"} 1`, "/report": `"files":["/etc/containers/registries.conf.d/60-archkeeper.conf"]`,
 	} {

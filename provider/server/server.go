@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/netutil"
 	"k8s.io/utils/clock"
 
+	"github.com/archkeeper/archkeeper/internal/probes"
 	"github.com/archkeeper/archkeeper/provider"
 	"github.com/archkeeper/archkeeper/provider/imageref"
 	"github.com/archkeeper/archkeeper/provider/reload"
@@ -96,7 +97,7 @@ type Options struct {
 	Registerer prometheus.Registerer
 	Gatherer   prometheus.Gatherer
 	// Ready are further conditions of readiness, by name.
-	Ready map[string]func() error
+	Ready probes.Conditions
 	// LogLevel is shown, and from the machine itself changed, on Probe; nil:
 	// not at all.
 	LogLevel *slog.LevelVar
