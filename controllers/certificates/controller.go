@@ -61,7 +61,9 @@ const (
 )
 
 // providers is the resource of Gatekeeper's external data Providers.
-var providers = schema.GroupVersionResource{Group: "externaldata.gatekeeper.sh", Version: "v1beta1", Resource: "providers"}
+func providers() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "externaldata.gatekeeper.sh", Version: "v1beta1", Resource: "providers"}
+}
 
 // Options of a Controller.
 type Options struct {
@@ -369,7 +371,7 @@ func (c *Controller) visitWebhook(ctx context.Context, name string, visit func([
 func (c *Controller) visitProvider(ctx context.Context, want *unstructured.Unstructured, visit func([]byte, func([]byte) error) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	client := c.Dynamic.Resource(providers)
+	client := c.Dynamic.Resource(providers())
 	got, err := client.Get(ctx, want.GetName(), metav1.GetOptions{})
 	switch {
 	case meta.IsNoMatchError(err), apierrors.IsNotFound(err) && missingResource(err):

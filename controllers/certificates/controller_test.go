@@ -32,7 +32,7 @@ func TestTheBundleReachesAllWhoTrust(t *testing.T) {
 	existing := provider.DeepCopy()
 	_ = unstructured.SetNestedField(existing.Object, "AAAA", "spec", "caBundle")
 	existing.SetResourceVersion("1")
-	dynamic := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{providers: "ProviderList"}, existing)
+	dynamic := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{providers(): "ProviderList"}, existing)
 	clock := clocktesting.NewFakeClock(start)
 	c, err := New(Options{
 		Client: client, Dynamic: dynamic, Namespace: "ns", Authority: "archkeeper-ca", Leaves: requests,
@@ -72,7 +72,7 @@ func TestTheBundleReachesAllWhoTrust(t *testing.T) {
 	if path := hook.Webhooks[0].ClientConfig.Service.Path; path == nil || *path != "/v1/admit/"+string(token.Data["token"]) || len(*path) < 40 || strings.ToLower(*path) != *path {
 		t.Errorf("the webhook's path is %v", path)
 	}
-	got, err := dynamic.Resource(providers).Get(t.Context(), "archkeeper", metav1.GetOptions{})
+	got, err := dynamic.Resource(providers()).Get(t.Context(), "archkeeper", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

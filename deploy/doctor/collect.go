@@ -44,11 +44,17 @@ const (
 	ours     = "app.kubernetes.io/part-of=archkeeper"
 )
 
-var (
-	providersResource = schema.GroupVersionResource{Group: "externaldata.gatekeeper.sh", Version: "v1beta1", Resource: "providers"}
-	assignResource    = schema.GroupVersionResource{Group: "mutations.gatekeeper.sh", Version: "v1", Resource: "assign"}
-	crdResource       = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-)
+func providersResource() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "externaldata.gatekeeper.sh", Version: "v1beta1", Resource: "providers"}
+}
+
+func assignResource() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "mutations.gatekeeper.sh", Version: "v1", Resource: "assign"}
+}
+
+func crdResource() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+}
 
 // Collect reads a Snapshot. What may not be read, or fails, is named in Unseen;
 // the error is for an API server that cannot be asked at all.
@@ -275,7 +281,7 @@ func shorter(a, b time.Duration) time.Duration {
 }
 
 func (c *collector) gatekeeper(ctx context.Context) error {
-	crd, err := c.Dynamic.Resource(crdResource).Get(ctx, "assign.mutations.gatekeeper.sh", metav1.GetOptions{})
+	crd, err := c.Dynamic.Resource(crdResource()).Get(ctx, "assign.mutations.gatekeeper.sh", metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 	case err != nil:
@@ -312,7 +318,7 @@ func knowsOperations(crd *unstructured.Unstructured) bool {
 func absent(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
 
 func (c *collector) providers(ctx context.Context) error {
-	list, err := c.Dynamic.Resource(providersResource).List(ctx, metav1.ListOptions{LabelSelector: ours})
+	list, err := c.Dynamic.Resource(providersResource()).List(ctx, metav1.ListOptions{LabelSelector: ours})
 	if absent(err) {
 		return nil
 	}
@@ -333,7 +339,7 @@ func (c *collector) providers(ctx context.Context) error {
 }
 
 func (c *collector) assigns(ctx context.Context) error {
-	list, err := c.Dynamic.Resource(assignResource).List(ctx, metav1.ListOptions{})
+	list, err := c.Dynamic.Resource(assignResource()).List(ctx, metav1.ListOptions{})
 	if absent(err) {
 		return nil
 	}

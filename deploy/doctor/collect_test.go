@@ -88,9 +88,9 @@ func TestWhatIsCollected(t *testing.T) {
 		},
 	}}
 	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
-		providersResource: "ProviderList", assignResource: "AssignList", crdResource: "CustomResourceDefinitionList",
+		providersResource(): "ProviderList", assignResource(): "AssignList", crdResource(): "CustomResourceDefinitionList",
 	}, provider)
-	if err := objects.Tracker().Create(assignResource, assign, ""); err != nil {
+	if err := objects.Tracker().Create(assignResource(), assign, ""); err != nil {
 		t.Fatal(err)
 	}
 	s, err := Collect(t.Context(), Options{Client: client, Dynamic: objects, Namespace: "ns", GatekeeperNamespace: "gatekeeper-system", Now: now})

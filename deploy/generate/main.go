@@ -183,21 +183,17 @@ func comment(head string) (text string, schema map[string]any, err error) {
 }
 
 func kind(node *yaml.Node) string {
-	switch node.Kind {
-	case yaml.MappingNode:
+	switch {
+	case node.Kind == yaml.MappingNode:
 		return "object"
-	case yaml.SequenceNode:
+	case node.Kind == yaml.SequenceNode:
 		return "array"
-	default:
-	}
-	switch node.Tag {
-	case "!!bool":
+	case node.Tag == "!!bool":
 		return "boolean"
-	case "!!int":
+	case node.Tag == "!!int":
 		return "integer"
-	default:
-		return "string"
 	}
+	return "string"
 }
 
 // inline writes a default in one line of a table.

@@ -13,8 +13,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -52,12 +51,12 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, o Options, repository, tag string) error {
+func run(ctx context.Context, o Options, repository, tag string) (err error) {
 	dir, err := os.MkdirTemp("", "archkeeper-image-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	o.WorkDir = dir
 	plainHTTP := false
 	if repository == "" {
@@ -94,7 +93,7 @@ func throwAway() (host string, end func(), err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	server := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0))), ReadHeaderTimeout: time.Minute}
+	server := &http.Server{Handler: registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo))), ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(listener) }() // it ends with Close
 	return listener.Addr().String(), func() { _ = server.Close() }, nil
 }
