@@ -31,9 +31,9 @@ func (v *Inventory) Sort(o unstructured.Unstructured) bool {
 		v.ImageStreams = append(v.ImageStreams, o)
 	case group == "image.openshift.io" && kind == "Image":
 		v.Images = append(v.Images, o)
-	case group == configGroup.Group && kind == "Image" && o.GetName() == imageName:
+	case group == configGroup().Group && kind == "Image" && o.GetName() == imageName:
 		v.ImageConfig = &o
-	case group == configGroup.Group && kind == "ClusterVersion" && o.GetName() == versionName:
+	case group == configGroup().Group && kind == "ClusterVersion" && o.GetName() == versionName:
 		v.Version = &o
 	case o.GetAPIVersion() == "v1" && kind == "Node":
 		v.Nodes = append(v.Nodes, o)
@@ -293,7 +293,7 @@ func managerOf(o *unstructured.Unstructured, name string) string {
 				} `json:"f:tags"`
 			} `json:"f:spec"`
 		}
-		if json.Unmarshal(entry.FieldsV1.Raw, &f) != nil {
+		if json.Unmarshal(entry.FieldsV1.GetRawBytes(), &f) != nil {
 			continue
 		}
 		if _, ok := f.Spec.Tags[key].Policy["f:importMode"]; ok {

@@ -64,15 +64,28 @@ func ParsePolicy(s string) (Policy, error) {
 	return "", fmt.Errorf("mode %q: want auto, enforce or observe", s)
 }
 
-var (
-	configGroup        = schema.GroupVersion{Group: "config.openshift.io", Version: "v1"}
-	imagesResource     = configGroup.WithResource("images")
-	versionsResource   = configGroup.WithResource("clusterversions")
-	operatorsResource  = configGroup.WithResource("clusteroperators")
+// The one object of each kind that matters, and the operator that writes the
+// field on OpenShift.
+const (
 	imageName          = "cluster"
 	versionName        = "version"
 	otherOwnerOperator = "image-registry"
 )
+
+// configGroup is the API group of Image, ClusterVersion and ClusterOperator.
+func configGroup() schema.GroupVersion {
+	return schema.GroupVersion{Group: "config.openshift.io", Version: "v1"}
+}
+
+func imagesResource() schema.GroupVersionResource { return configGroup().WithResource("images") }
+
+func versionsResource() schema.GroupVersionResource {
+	return configGroup().WithResource("clusterversions")
+}
+
+func operatorsResource() schema.GroupVersionResource {
+	return configGroup().WithResource("clusteroperators")
+}
 
 // Options of a Controller. Every field without a default is required.
 type Options struct {
@@ -201,10 +214,10 @@ func (c *Controller) nudge() {
 func (c *Controller) once(ctx context.Context) time.Duration {
 	now := c.Clock.Now()
 	var waits deadlines
-	if slices.Contains(c.watching.DropGone(), imagesResource) {
+	if slices.Contains(c.watching.DropGone(), imagesResource()) {
 		c.unsupported, c.written, c.history = false, nil, history{}
 	}
-	if !c.watching.Following(imagesResource) || !c.watching.Following(versionsResource) || c.unsupported {
+	if !c.watching.Following(imagesResource()) || !c.watching.Following(versionsResource()) || c.unsupported {
 		if since := now.Sub(c.probed); c.probed.IsZero() || since >= probeInterval {
 			c.probe(ctx)
 			c.probed = now
@@ -218,8 +231,8 @@ func (c *Controller) once(ctx context.Context) time.Duration {
 
 // look decides and writes.
 func (c *Controller) look(ctx context.Context, now time.Time, waits *deadlines) report {
-	image, ready := c.watching.Get(imagesResource, imageName)
-	if !c.watching.Following(imagesResource) {
+	image, ready := c.watching.Get(imagesResource(), imageName)
+	if !c.watching.Following(imagesResource()) {
 		return report{reason: reasonWaitingForCRD, message: "the cluster does not serve images.config.openshift.io/v1: nothing to do"}
 	}
 	if !ready {
@@ -231,8 +244,8 @@ func (c *Controller) look(ctx context.Context, now time.Time, waits *deadlines) 
 	if c.written != nil && image.GetResourceVersion() == c.before {
 		image = c.written // the watch has not shown our own write yet
 	}
-	version, versionReady := c.watching.Get(versionsResource, versionName)
-	if c.watching.Following(versionsResource) && !versionReady {
+	version, versionReady := c.watching.Get(versionsResource(), versionName)
+	if c.watching.Following(versionsResource()) && !versionReady {
 		return report{reason: reasonStarting, message: "reading the governed objects"}
 	}
 	facts := Facts{Spec: mode(image, "spec"), Status: mode(image, "status"), Release: release(version), WhenMissing: c.WhenMissing}
@@ -298,7 +311,7 @@ func (c *Controller) patch(ctx context.Context, resourceVersion string, want Mod
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return c.Governed.Resource(imagesResource).Patch(ctx, imageName, types.MergePatchType, body,
+	return c.Governed.Resource(imagesResource()).Patch(ctx, imageName, types.MergePatchType, body,
 		metav1.PatchOptions{FieldManager: FieldManager, FieldValidation: metav1.FieldValidationStrict}, "status")
 }
 
@@ -318,7 +331,7 @@ func unknownField(err error) bool {
 func (c *Controller) otherOwner(ctx context.Context, now time.Time, image *unstructured.Unstructured) string {
 	if mode(image, "status") != Unset {
 		for _, f := range image.GetManagedFields() {
-			if f.Manager != FieldManager && f.FieldsV1 != nil && strings.Contains(string(f.FieldsV1.Raw), `"f:imageStreamImportMode"`) && ownsStatus(f.FieldsV1.Raw) {
+			if f.Manager != FieldManager && f.FieldsV1 != nil && ownsStatus(f.FieldsV1.GetRawBytes()) {
 				return "field manager " + f.Manager
 			}
 		}
@@ -326,7 +339,7 @@ func (c *Controller) otherOwner(ctx context.Context, now time.Time, image *unstr
 	if c.ownerAt.IsZero() || now.Sub(c.ownerAt) >= ownerInterval {
 		ctx, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
-		_, err := c.Governed.Resource(operatorsResource).Get(ctx, otherOwnerOperator, metav1.GetOptions{})
+		_, err := c.Governed.Resource(operatorsResource()).Get(ctx, otherOwnerOperator, metav1.GetOptions{})
 		switch {
 		case err == nil:
 			c.owner = "ClusterOperator " + otherOwnerOperator
@@ -359,7 +372,7 @@ func ownsStatus(raw []byte) bool {
 // new ones, and looks whether a missing field has come.
 func (c *Controller) probe(ctx context.Context) {
 	c.metrics.probes.Inc()
-	list, err := c.Discovery.ServerResourcesForGroupVersion(configGroup.String())
+	list, err := c.Discovery.ServerResourcesForGroupVersion(configGroup().String())
 	if err != nil && !apierrors.IsNotFound(err) && !meta.IsNoMatchError(err) {
 		c.Log.Warn("discovery of config.openshift.io/v1 failed", "err", err)
 		return
@@ -370,13 +383,13 @@ func (c *Controller) probe(ctx context.Context) {
 			there[r.Name] = true
 		}
 	}
-	if there[imagesResource.Resource] {
-		c.watching.Follow(ctx, served.Watch{Resource: imagesResource, Name: imageName})
+	if there[imagesResource().Resource] {
+		c.watching.Follow(ctx, served.Watch{Resource: imagesResource(), Name: imageName})
 	}
-	if there[versionsResource.Resource] {
-		c.watching.Follow(ctx, served.Watch{Resource: versionsResource, Name: versionName})
+	if there[versionsResource().Resource] {
+		c.watching.Follow(ctx, served.Watch{Resource: versionsResource(), Name: versionName})
 	}
-	if !there[imagesResource.Resource] {
+	if !there[imagesResource().Resource] {
 		if !c.idleSaid {
 			c.Log.Info("the cluster does not serve images.config.openshift.io: idle", "look again every", probeInterval)
 			c.idleSaid = true
@@ -395,7 +408,7 @@ func (c *Controller) hasField() bool {
 	if err != nil {
 		return false
 	}
-	group, ok := paths["apis/"+configGroup.String()]
+	group, ok := paths["apis/"+configGroup().String()]
 	if !ok {
 		return false
 	}
@@ -468,5 +481,5 @@ func (d *deadlines) add(wait time.Duration) {
 
 // imageReference is what events are about.
 func imageReference() *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: configGroup.String(), Kind: "Image", Name: imageName}
+	return &corev1.ObjectReference{APIVersion: configGroup().String(), Kind: "Image", Name: imageName}
 }

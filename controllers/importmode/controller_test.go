@@ -20,7 +20,7 @@ func TestWithoutCRDsItIsHealthyAndAsksOnceAMinute(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	c, err := New(Options{
 		Governed: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
-			imagesResource: "ImageList", versionsResource: "ClusterVersionList",
+			imagesResource(): "ImageList", versionsResource(): "ClusterVersionList",
 		}),
 		Discovery: discovery, Own: own, Namespace: "archkeeper", Name: "archkeeper-importmode", Clock: clock,
 	})

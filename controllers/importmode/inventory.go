@@ -20,13 +20,15 @@ import (
 const pageSize = 500
 
 // audited are the resources of an Inventory.
-var audited = []schema.GroupVersionResource{
-	{Group: "image.openshift.io", Version: "v1", Resource: "imagestreams"},
-	{Group: "image.openshift.io", Version: "v1", Resource: "images"},
-	imagesResource,
-	versionsResource,
-	{Version: "v1", Resource: "nodes"},
-	{Version: "v1", Resource: "pods"},
+func audited() []schema.GroupVersionResource {
+	return []schema.GroupVersionResource{
+		{Group: "image.openshift.io", Version: "v1", Resource: "imagestreams"},
+		{Group: "image.openshift.io", Version: "v1", Resource: "images"},
+		imagesResource(),
+		versionsResource(),
+		{Version: "v1", Resource: "nodes"},
+		{Version: "v1", Resource: "pods"},
+	}
 }
 
 // FromCluster lists what an audit needs, page by page. A resource that the
@@ -34,7 +36,7 @@ var audited = []schema.GroupVersionResource{
 // names the resource.
 func FromCluster(ctx context.Context, client dynamic.Interface) (Inventory, error) {
 	var v Inventory
-	for _, r := range audited {
+	for _, r := range audited() {
 		options := metav1.ListOptions{Limit: pageSize}
 		for {
 			list, err := client.Resource(r).List(ctx, options)

@@ -44,7 +44,7 @@ func (g gatekeeper) post(ctx context.Context, path string, keys []string) (int, 
 	if err != nil {
 		return 0, nil, err
 	}
-	defer response.Body.Close() //nolint:errcheck // read to its end
+	defer response.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxResponse))
 	return response.StatusCode, text, err
 }

@@ -114,20 +114,20 @@ func TestTheCommandsWork(t *testing.T) {
 
 // words splits a line as a shell does, as far as single quotes go.
 func words(line string) (all []string) {
-	word, quoted, any := strings.Builder{}, false, false
+	word, quoted, begun := strings.Builder{}, false, false
 	for _, c := range line {
 		switch {
 		case c == '\'':
-			quoted, any = !quoted, true
+			quoted, begun = !quoted, true
 		case c == ' ' && !quoted:
-			if any {
+			if begun {
 				all = append(all, word.String())
 			}
 			word.Reset()
-			any = false
+			begun = false
 		default:
 			word.WriteRune(c)
-			any = true
+			begun = true
 		}
 	}
 	return append(all, word.String())
@@ -159,7 +159,7 @@ func curl(t *testing.T, args []string) (int, string) {
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool()}
 	if cacert != "" {
-		pem, err := os.ReadFile(cacert) //nolint:gosec // G304: what the demonstration printed
+		pem, err := os.ReadFile(cacert)
 		if err != nil || !config.RootCAs.AppendCertsFromPEM(pem) {
 			t.Fatal(err)
 		}
@@ -186,7 +186,7 @@ func curl(t *testing.T, args []string) (int, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer response.Body.Close() //nolint:errcheck // read to its end
+	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)

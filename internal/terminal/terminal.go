@@ -15,7 +15,7 @@ import (
 // Is tells whether w is a terminal.
 func Is(w io.Writer) bool {
 	file, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(file.Fd())) //nolint:gosec // a file descriptor fits an int
+	return ok && term.IsTerminal(int(file.Fd()))
 }
 
 // Colour tells whether to write colours to w: it is a terminal, NO_COLOR is

@@ -167,6 +167,7 @@ type descriptorJSON struct {
 // present notes that a field is there, whatever it holds, without keeping it.
 type present bool
 
+// UnmarshalJSON takes every value but null for present.
 func (p *present) UnmarshalJSON(value []byte) error {
 	*p = present(string(value) != "null")
 	return nil

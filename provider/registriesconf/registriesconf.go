@@ -158,5 +158,8 @@ func (s *Source) parse(files []mirrors.NamedFile) (*mirrors.Config, error) {
 // with a slash.
 type hostFiles struct{}
 
-func (hostFiles) Open(name string) (fs.File, error)          { return os.Open(name) }
+// Open is that of fs.FS.
+func (hostFiles) Open(name string) (fs.File, error) { return os.Open(name) }
+
+// ReadDir is that of fs.ReadDirFS.
 func (hostFiles) ReadDir(name string) ([]fs.DirEntry, error) { return os.ReadDir(name) }

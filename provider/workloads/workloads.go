@@ -46,11 +46,13 @@ const maxDepth = 8
 // podSpecs are the places where a pod's spec stands: in a Pod, a PodTemplate,
 // everything with a pod template (Deployment, Job, and custom kinds of that
 // shape, such as Argo Rollout or Knative Service), a CronJob.
-var podSpecs = [][]string{
-	{"spec"},
-	{"template", "spec"},
-	{"spec", "template", "spec"},
-	{"spec", "jobTemplate", "spec", "template", "spec"},
+func podSpecs() [][]string {
+	return [][]string{
+		{"spec"},
+		{"template", "spec"},
+		{"spec", "template", "spec"},
+		{"spec", "jobTemplate", "spec", "template", "spec"},
+	}
 }
 
 // Extract gives the uses of images in a file of YAML (one document or several)
@@ -116,7 +118,7 @@ func fromObject(object any, depth int) ([]Use, error) {
 			workload.Name = generated + "*"
 		}
 	}
-	for _, path := range podSpecs {
+	for _, path := range podSpecs() {
 		spec := at(fields, path)
 		if spec == nil || spec["containers"] == nil {
 			continue
