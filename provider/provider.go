@@ -114,6 +114,15 @@ type Inspector interface {
 	Inspect(ctx context.Context, queries []Query) []Answer
 }
 
+// Generation tells whether asking again may bring another answer: it differs when
+// something that answers are made from (mirrors, credentials) has changed in
+// between. Changes of two instances, which are replicas or restarts, say nothing
+// about each other.
+type Generation struct {
+	Instance string `json:"instance"`
+	Changes  uint64 `json:"changes"`
+}
+
 // Class is the reason for which an image's platforms are not known. The list
 // is closed: code that switches over it handles every value.
 type Class string

@@ -334,20 +334,13 @@ func (c *Client) post(ctx context.Context, k kind, keys []string) (status int, b
 		return 0, nil, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("User-Agent", "archkeeper")
 	if k.fresh {
 		request.Header.Set("Cache-Control", "no-cache")
 	}
-	if c.token != nil {
-		request.Header.Set("Authorization", "Bearer "+c.token.Get())
-	}
+	c.sign(request)
 	reply, err := c.http.Do(request)
 	if err != nil {
-		var outer *url.Error // says method and URL, which are ours
-		if errors.As(err, &outer) {
-			err = outer.Err
-		}
-		return 0, nil, err
+		return 0, nil, withoutURL(err)
 	}
 	defer reply.Body.Close() //nolint:errcheck // read to its end or given up
 	body, err = io.ReadAll(io.LimitReader(reply.Body, maxResponse+1))
@@ -355,6 +348,23 @@ func (c *Client) post(ctx context.Context, k kind, keys []string) (status int, b
 		err = fmt.Errorf("the answer is larger than %d bytes", maxResponse)
 	}
 	return reply.StatusCode, body, err
+}
+
+// sign says who asks.
+func (c *Client) sign(request *http.Request) {
+	request.Header.Set("User-Agent", "archkeeper")
+	if c.token != nil {
+		request.Header.Set("Authorization", "Bearer "+c.token.Get())
+	}
+}
+
+// withoutURL leaves out method and URL, which are ours.
+func withoutURL(err error) error {
+	var outer *url.Error
+	if errors.As(err, &outer) {
+		return outer.Err
+	}
+	return err
 }
 
 // answer gives what was found for a key, as the answer for an image.

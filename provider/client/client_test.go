@@ -74,6 +74,8 @@ type world struct {
 	url       string
 	clock     *clocktesting.FakeClock
 	authority *throwaway.Authority
+
+	generation *server.Generation
 }
 
 func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
@@ -104,7 +106,7 @@ func start(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, dir: t.TempDir(), shelf: &shelf{}, clock: clock, authority: authority}
+	w := &world{t: t, dir: t.TempDir(), shelf: &shelf{}, clock: clock, authority: authority, generation: server.NewGeneration()}
 	w.write("ca.crt", authority.PEM())
 	w.issue("server", throwaway.Request{IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Server: true})
 	w.issue("client", throwaway.Request{Names: []string{name}, Client: true})
@@ -114,7 +116,7 @@ func start(t *testing.T) *world {
 	}
 	w.url = "https://" + listener.Addr().String()
 	s, err := server.New(server.Options{
-		Inspector: w.shelf, Data: listener, CertFile: w.path("server.crt"), KeyFile: w.path("server.key"),
+		Inspector: w.shelf, Generation: w.generation, Data: listener, CertFile: w.path("server.crt"), KeyFile: w.path("server.key"),
 		ClientCAFiles: []string{w.path("ca.crt")}, ClientNames: []string{name}, Deadline: 20 * time.Second, Registerer: prometheus.NewRegistry(),
 	})
 	if err != nil {

@@ -21,6 +21,7 @@ const (
 	PathNamespaced = "/v1/namespaced"
 	PathPin        = "/v1/pin"
 	PathImages     = "/v1/images"
+	PathGeneration = "/v1/generation" // with Options.Generation
 )
 
 // grace is how long after the deadline the inspector may still take to hand
@@ -31,18 +32,23 @@ const grace = 100 * time.Millisecond
 func (s *Server) dataHandler() http.Handler {
 	router := mux.NewRouter().SkipClean(true) // or else //v1/public is a redirect with an HTML body
 	router.NotFoundHandler = s.metrics.counted(pathOther, s.recovered(http.HandlerFunc(s.notFound)))
-	for _, route := range []struct {
+	type route struct {
 		path    string
 		methods []string
 		handler http.Handler
-	}{
+	}
+	routes := []route{
 		{PathPublic, []string{http.MethodPost}, s.keys(PathPublic, s.o.Deadline, plainKey, platformsValue, true)},
 		{PathNamespaced, []string{http.MethodPost}, s.keys(PathNamespaced, s.o.Deadline, structuredKey, platformsValue, true)},
 		// In mutation a systemError voids the whole batch and nothing is
 		// cached, so that every failure is its own image's alone.
 		{PathPin, []string{http.MethodPost}, s.keys(PathPin, s.o.PinDeadline, pinKey(s.o.HasTagMirrors), pinnedValue, false)},
 		{PathImages, []string{http.MethodGet, http.MethodHead}, http.HandlerFunc(s.serveImage)},
-	} {
+	}
+	if s.o.Generation != nil {
+		routes = append(routes, route{PathGeneration, []string{http.MethodGet}, http.HandlerFunc(s.serveGeneration)})
+	}
+	for _, route := range routes {
 		router.Handle(route.path, s.metrics.counted(route.path, s.recovered(s.proven(route.path, route.methods, route.handler))))
 	}
 	return router

@@ -47,6 +47,8 @@ type Options struct {
 	// mirror of tags (ImageTagMirrorSet): its digest is then not pinned,
 	// because a digest is looked for in other places than the tag. Nil: none.
 	HasTagMirrors func(imageref.Reference) bool
+	// Generation is served at PathGeneration; nil: that path is not there.
+	Generation *Generation
 
 	// Data is where the external data paths are served, Admission where
 	// Kubernetes' admission requests are, Probe where health and metrics are,
