@@ -50,8 +50,12 @@ type SecretsOptions struct {
 	OnDemand bool
 	// GetTimeout bounds one GET; 0 for DefaultGetTimeout.
 	GetTimeout time.Duration
-	// Clock for remembering what is missing; nil for the real one.
+	// Clock for remembering what is missing, and what was asked for of late; nil for
+	// the real one.
 	Clock clock.PassiveClock
+	// OnChange is called when what Lookup gives may have changed: by the watches,
+	// and on demand by Lookup and Recheck. It must not block; nil for none.
+	OnChange func()
 	// Logger hears when objects cannot be watched, once for each change of the
 	// reason; nil for none.
 	Logger *slog.Logger
@@ -72,6 +76,9 @@ type Secrets struct {
 	watches []*watch
 	shared  []*watch
 	gets    singleflight.Group
+
+	said    *faults
+	recheck recheck
 
 	mu      sync.Mutex
 	missing map[string]absence
@@ -115,14 +122,18 @@ func NewSecrets(options SecretsOptions) (*Secrets, error) {
 	if options.Logger == nil {
 		options.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Secrets{options: options, missing: map[string]absence{}}
+	if options.OnChange == nil {
+		options.OnChange = func() {}
+	}
+	s := &Secrets{options: options, missing: map[string]absence{}, said: &faults{logger: options.Logger}}
+	s.recheck.asked = map[wanted]*sighting{}
 	if !options.OnDemand {
 		namespaces := options.Namespaces
 		if len(namespaces) == 0 {
 			namespaces = []string{metav1.NamespaceAll}
 		}
 		for _, namespace := range namespaces {
-			watches, err := newWatches(options, namespace)
+			watches, err := newWatches(options, s.said, namespace)
 			if err != nil {
 				return nil, err
 			}
@@ -149,6 +160,17 @@ func (s *Secrets) Synced() bool {
 	return !slices.ContainsFunc(slices.Concat(s.watches, s.shared), func(w *watch) bool { return !w.informer.HasSynced() })
 }
 
+// Ready gives why Synced is false, and nil when it is true.
+func (s *Secrets) Ready() error {
+	switch {
+	case s.Synced():
+		return nil
+	case s.said.last() != "":
+		return errors.New(s.said.last())
+	}
+	return errors.New("not yet read")
+}
+
 // Lookup implements Keychain.
 func (s *Secrets) Lookup(ctx context.Context, scope provider.Scope, name string) ([]Credential, error) {
 	if scope.Anonymous() {
@@ -164,6 +186,7 @@ func (s *Secrets) Lookup(ctx context.Context, scope provider.Scope, name string)
 		if account == "" {
 			account = defaultServiceAccount
 		}
+		s.want(wanted{kind: kindServiceAccount, namespace: scope.Namespace, name: account})
 		found, err := s.serviceAccount(ctx, scope.Namespace, account)
 		if err != nil {
 			return nil, err
@@ -173,6 +196,9 @@ func (s *Secrets) Lookup(ctx context.Context, scope provider.Scope, name string)
 	if len(secrets) > maxSecrets {
 		failed = append(failed, fmt.Errorf("of %d pull secrets in namespace %s the first %d are read", len(secrets), scope.Namespace, maxSecrets))
 		secrets = secrets[:maxSecrets]
+	}
+	for _, secret := range secrets {
+		s.want(wanted{kind: kindSecret, namespace: scope.Namespace, name: secret})
 	}
 	entries, err := s.entries(ctx, scope.Namespace, secrets)
 	if err != nil {
@@ -248,6 +274,7 @@ func (s *Secrets) get(ctx context.Context, kind, namespace, name string) (*held,
 	failure := func(reason string, cause error) error {
 		return &SecretError{Kind: kind, Namespace: namespace, Name: name, Reason: reason, cause: cause}
 	}
+	sought := wanted{kind: kind, namespace: namespace, name: name}
 	key := kind + " " + namespace + "/" + name
 	if reason, ok := s.knownMissing(key); ok {
 		return nil, failure(reason, nil)
@@ -275,15 +302,18 @@ func (s *Secrets) get(ctx context.Context, kind, namespace, name string) (*held,
 		switch err := got.Err; {
 		case err == nil:
 			object, _ := got.Val.(*held)
+			s.sight(sought, object.ResourceVersion)
 			if object.reason != "" {
 				s.rememberMissing(key, object.reason)
 				return nil, failure(object.reason, nil)
 			}
 			return object, nil
 		case apierrors.IsNotFound(err):
+			s.sight(sought, "missing")
 			s.rememberMissing(key, "is not there")
 			return nil, failure("is not there", nil)
 		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+			s.sight(sought, "forbidden")
 			return nil, failure("may not be read", nil)
 		case errors.Is(err, context.DeadlineExceeded):
 			return nil, failure("was not read in time", context.DeadlineExceeded)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,17 +40,17 @@ func (w *watch) get(namespace, name string) (*held, bool) {
 // newWatches watches the pull secrets and service accounts of a namespace. The
 // API server filters secrets by type, so that no other secret reaches us; field
 // selectors know no "or", hence one watch for each type.
-func newWatches(options SecretsOptions, namespace string) ([]*watch, error) {
-	jsonSecrets, err := newSecretWatch(options, namespace, fields.OneTermEqualSelector("type", string(corev1.SecretTypeDockerConfigJson)))
+func newWatches(options SecretsOptions, said *faults, namespace string) ([]*watch, error) {
+	jsonSecrets, err := newSecretWatch(options, said, namespace, fields.OneTermEqualSelector("type", string(corev1.SecretTypeDockerConfigJson)))
 	if err != nil {
 		return nil, err
 	}
-	cfgSecrets, err := newSecretWatch(options, namespace, fields.OneTermEqualSelector("type", string(corev1.SecretTypeDockercfg)))
+	cfgSecrets, err := newSecretWatch(options, said, namespace, fields.OneTermEqualSelector("type", string(corev1.SecretTypeDockercfg)))
 	if err != nil {
 		return nil, err
 	}
 	accounts := options.Client.ServiceAccounts(namespace)
-	serviceAccounts, err := newWatch(options.Logger, kindServiceAccount, &corev1.ServiceAccount{}, &cache.ListWatch{
+	serviceAccounts, err := newWatch(options.OnChange, said, kindServiceAccount, &corev1.ServiceAccount{}, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, list metav1.ListOptions) (runtime.Object, error) {
 			return accounts.List(ctx, list)
 		},
@@ -62,9 +64,9 @@ func newWatches(options SecretsOptions, namespace string) ([]*watch, error) {
 	return []*watch{jsonSecrets, cfgSecrets, serviceAccounts}, nil
 }
 
-func newSecretWatch(options SecretsOptions, namespace string, selector fields.Selector) (*watch, error) {
+func newSecretWatch(options SecretsOptions, said *faults, namespace string, selector fields.Selector) (*watch, error) {
 	secrets := options.Client.Secrets(namespace)
-	return newWatch(options.Logger, kindSecret, &corev1.Secret{}, &cache.ListWatch{
+	return newWatch(options.OnChange, said, kindSecret, &corev1.Secret{}, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, list metav1.ListOptions) (runtime.Object, error) {
 			list.FieldSelector = selector.String()
 			return secrets.List(ctx, list)
@@ -76,17 +78,56 @@ func newSecretWatch(options SecretsOptions, namespace string, selector fields.Se
 	})
 }
 
-func newWatch(logger *slog.Logger, kind string, example runtime.Object, lister *cache.ListWatch) (*watch, error) {
+func newWatch(changed func(), said *faults, kind string, example runtime.Object, lister *cache.ListWatch) (*watch, error) {
 	informer := cache.NewSharedIndexInformer(lister, example, 0, cache.Indexers{})
 	if err := informer.SetTransform(strip); err != nil {
 		return nil, fmt.Errorf("watch of %ss: %w", kind, err)
 	}
-	said := &faults{logger: logger, kind: kind}
-	err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { said.hear(err) })
+	err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { said.hear(kind, err) })
 	if err != nil {
 		return nil, fmt.Errorf("watch of %ss: %w", kind, err)
 	}
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(o any, initial bool) {
+			if !initial && gives(o) {
+				changed()
+			}
+		},
+		UpdateFunc: func(before, after any) {
+			if !same(before, after) {
+				changed()
+			}
+		},
+		DeleteFunc: func(o any) {
+			if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
+				o = gone.Obj
+			}
+			if gives(o) {
+				changed()
+			}
+		},
+	}); err != nil {
+		return nil, fmt.Errorf("watch of %ss: %w", kind, err)
+	}
 	return &watch{kind: kind, informer: informer}, nil
+}
+
+// gives tells whether Lookup gives anything for an object. Every new namespace has
+// a service account without pull secrets.
+func gives(o any) bool {
+	h, ok := o.(*held)
+	return ok && (len(h.entries) > 0 || len(h.pullSecrets) > 0 || h.err != nil)
+}
+
+// same tells whether Lookup gives the same as before.
+func same(before, after any) bool {
+	a, known := before.(*held)
+	b, kept := after.(*held)
+	if !known || !kept {
+		return false
+	}
+	return a.ResourceVersion == b.ResourceVersion || (!gives(a) && !gives(b)) ||
+		(len(a.pullSecrets) > 0 && slices.Equal(a.pullSecrets, b.pullSecrets))
 }
 
 // strip keeps the credentials of a secret, the pull secrets of a service account
@@ -101,30 +142,57 @@ func strip(object any) (any, error) {
 	return object, nil
 }
 
-// faults says why objects cannot be watched, once for each change of the reason.
+// faults says why objects cannot be watched, once for each reason.
 type faults struct {
 	logger *slog.Logger
-	kind   string
 
-	mu   sync.Mutex
-	last string
+	mu    sync.Mutex
+	kinds map[string]string // to the last reason
+	words map[string]bool   // reasons that were logged
 }
 
-func (f *faults) hear(err error) {
-	reason := "the API server cannot be reached or gave an error"
+// The reasons for which objects cannot be watched.
+const (
+	reasonForbidden = "not allowed to list and watch"
+	reasonFailing   = "the API server cannot be reached or gave an error"
+)
+
+func (f *faults) hear(kind string, err error) {
+	reason := reasonFailing
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		reason = "not allowed to list and watch"
+		reason = reasonForbidden
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), errors.Is(err, context.Canceled):
 		return // the watch starts over by itself
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.last == reason {
+	if f.kinds == nil {
+		f.kinds, f.words = map[string]string{}, map[string]bool{}
+	}
+	f.kinds[kind] = reason
+	if f.words[reason] {
 		return
 	}
-	f.last = reason
-	f.logger.Warn("cannot watch; objects are got one by one until it succeeds", "kind", f.kind, "reason", reason)
+	f.words[reason] = true
+	if reason == reasonForbidden {
+		f.logger.Error("pull secrets cannot be watched, and the provider does not become ready: grant it get, list and watch on secrets and serviceaccounts where it watches them, or let it read them on demand",
+			"kind", kind, "reason", reason)
+		return
+	}
+	f.logger.Warn("cannot watch; objects are got one by one until it succeeds", "kind", kind, "reason", reason)
+}
+
+// last gives why objects cannot be watched; "" when nothing was heard.
+func (f *faults) last() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	said := make([]string, 0, len(f.kinds))
+	for kind, reason := range f.kinds {
+		said = append(said, kind+"s: "+reason)
+	}
+	slices.Sort(said)
+	return strings.Join(said, "; ")
 }
 
 // Shared gives the Keychain of one secret that every scope may use, the
@@ -136,7 +204,7 @@ func (s *Secrets) Shared(secret types.NamespacedName) (Keychain, error) {
 	if s.options.OnDemand {
 		return shared, nil
 	}
-	w, err := newSecretWatch(s.options, secret.Namespace, fields.OneTermEqualSelector("metadata.name", secret.Name))
+	w, err := newSecretWatch(s.options, s.said, secret.Namespace, fields.OneTermEqualSelector("metadata.name", secret.Name))
 	if err != nil {
 		return nil, err
 	}
@@ -153,6 +221,7 @@ type sharedSecret struct {
 
 // Lookup implements Keychain.
 func (s *sharedSecret) Lookup(ctx context.Context, _ provider.Scope, name string) ([]Credential, error) {
+	s.secrets.want(wanted{kind: kindSecret, namespace: s.name.Namespace, name: s.name.Name})
 	if s.watch != nil && s.watch.informer.HasSynced() {
 		if object, ok := s.watch.get(s.name.Namespace, s.name.Name); ok {
 			return selectFor(name, object.entries), object.err
