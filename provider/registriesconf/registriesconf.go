@@ -35,6 +35,8 @@ type Options struct {
 	Clock clock.PassiveClock
 	// Log hears once of each distinct fault and of each change; nil for none.
 	Log *slog.Logger
+	// OnChange is called after another configuration has taken effect; nil for none.
+	OnChange func()
 }
 
 // Source gives the configuration in force. It is safe for concurrent use.
@@ -74,13 +76,16 @@ func Open(options Options) (*Source, error) {
 // at most once in an Interval; while they are missing or broken, their last
 // good content stays in force.
 func (s *Source) Current() *mirrors.Config {
-	if s.options.File != "" || s.options.Dir != "" || s.options.Policy != "" {
-		s.look()
-	}
+	s.Look()
 	return s.current.Load()
 }
 
-func (s *Source) look() {
+// Look looks at the files, at most once in an Interval. Current does so too; Look is
+// for who wants to be told of a change although nobody asks about images.
+func (s *Source) Look() {
+	if s.options.File == "" && s.options.Dir == "" && s.options.Policy == "" {
+		return
+	}
 	if !s.looking.TryLock() {
 		return
 	}
@@ -109,6 +114,9 @@ func (s *Source) look() {
 	s.fault, s.content = "", sum
 	s.current.Store(config)
 	s.options.Log.Info("mirror configuration changed", "files", len(files))
+	if s.options.OnChange != nil {
+		s.options.OnChange()
+	}
 }
 
 func (s *Source) read() ([]mirrors.NamedFile, [sha256.Size]byte, error) {

@@ -104,3 +104,32 @@ func TestOpen(t *testing.T) {
 		t.Errorf("no options: %v, %v", source, err)
 	}
 }
+
+func TestAChangeIsToldOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "registries.conf")
+	write(t, file, conf("one.local"))
+	clock := testingclock.NewFakePassiveClock(time.Unix(0, 0))
+	changes := 0
+	source, err := registriesconf.Open(registriesconf.Options{File: file, Clock: clock, OnChange: func() { changes++ }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		sentence, text string
+		want           int
+	}{
+		{"the same content", conf("one.local"), 0},
+		{"another mirror", conf("two.local"), 1},
+		{"a broken file", "[[registry", 1},
+		{"the last good content again", conf("two.local"), 1},
+		{"a third mirror", conf("three.local"), 2},
+	} {
+		write(t, file, step.text)
+		clock.SetTime(clock.Now().Add(registriesconf.Interval))
+		source.Look()
+		source.Look()
+		if changes != step.want {
+			t.Errorf("%s: %d changes, want %d", step.sentence, changes, step.want)
+		}
+	}
+}
