@@ -55,6 +55,8 @@ type Options struct {
 	Log *slog.Logger
 	// Metrics count; nothing is counted when nil.
 	Metrics *Metrics
+	// OnReload is called after a changed user policy has taken effect; nil for none.
+	OnReload func()
 }
 
 // Evaluator decides about pods. Its methods are safe for concurrent use.
@@ -133,6 +135,9 @@ func (e *Evaluator) Look(ctx context.Context) {
 	case err == nil && changed:
 		e.options.Metrics.reloads.WithLabelValues("loaded").Inc()
 		e.options.Log.Info("loaded the user policy", "policy", e.options.UserPolicy)
+		if e.options.OnReload != nil {
+			e.options.OnReload()
+		}
 	}
 }
 
