@@ -38,6 +38,7 @@ const (
 
 	maxBatchBytes = 512 << 10 // of keys in one request; the provider takes 1 MiB
 	maxRequests   = 4         // of one Inspect at a time
+	maxIdle       = 64        // connections kept: as many callers ask at the same time
 	maxResponse   = 16 << 20  // bytes
 )
 
@@ -128,7 +129,7 @@ func New(o Options) (*Client, error) {
 			TLSClientConfig:     config,
 			DialContext:         (&net.Dialer{Timeout: 3 * time.Second}).DialContext,
 			TLSHandshakeTimeout: 3 * time.Second,
-			MaxIdleConnsPerHost: maxRequests,
+			MaxIdleConnsPerHost: maxIdle,
 			IdleConnTimeout:     90 * time.Second,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
