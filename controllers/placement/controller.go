@@ -103,11 +103,18 @@ type memory struct {
 	// informer has seen a later one there is nothing to do.
 	written string
 	// missed counts, for each image, how often it was not found or not shown.
-	missed map[string]int
+	missed map[string]misses
 	// said is the last event, so that it is said once.
 	said string
 	// holds is set while the pod counts as held.
 	holds bool
+}
+
+// misses of an image that are apart in time: what is asked for again sooner, because
+// something has changed, had no second chance yet.
+type misses struct {
+	times int
+	last  time.Time
 }
 
 // New makes a Reconciler.
@@ -146,6 +153,9 @@ func New(options Options) *Reconciler {
 // SetupWithManager adds the controller to a manager whose cache holds pods as
 // CacheOptions says.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+	if err := followEverywhere(m.GetCache()); err != nil {
+		return err
+	}
 	waits := func(o client.Object) bool {
 		pod, ok := o.(*corev1.Pod)
 		return ok && r.gated(pod)
@@ -265,7 +275,9 @@ func (r *Reconciler) step(ctx context.Context, pod *corev1.Pod, known *memory) (
 	if err != nil {
 		return 0, fmt.Errorf("pod %s: %w", name, err)
 	}
+	began := r.options.Clock.Now()
 	answers, wait := r.ask(ctx, name, queries, known)
+	r.took("ask", began)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
@@ -273,7 +285,9 @@ func (r *Reconciler) step(ctx context.Context, pod *corev1.Pod, known *memory) (
 	if err != nil {
 		return 0, err
 	}
+	began = r.options.Clock.Now()
 	decision, err := r.options.Evaluator.Decide(ctx, in)
+	r.took("decide", began)
 	if err != nil {
 		r.options.Metrics.failures.WithLabelValues("decision").Inc()
 		return 0, fmt.Errorf("deciding about pod %s: %w", name, err)
@@ -365,7 +379,7 @@ func (r *Reconciler) ask(ctx context.Context, pod types.NamespacedName, queries 
 			probing[hosts[i]] = true
 		}
 		// A second question is meant: an answer from before would be no second one.
-		query.Revalidate = query.Revalidate || known.missed[query.Image] > 0
+		query.Revalidate = query.Revalidate || known.missed[query.Image].times > 0
 		asked, at = append(asked, query), append(at, i)
 	}
 	if len(asked) == 0 {
@@ -384,8 +398,12 @@ func (r *Reconciler) ask(ctx context.Context, pod types.NamespacedName, queries 
 			wait = min(wait, r.registries.failed(hosts[i], pod, answer.Err))
 		}
 		if answer.Err != nil && (answer.Err.Class == provider.ClassNotFound || answer.Err.Class == provider.ClassUnauthorized) {
-			known.missed[answer.Image]++
-			wait = min(wait, secondAsk+r.options.Jitter(secondAsk))
+			now, miss := r.options.Clock.Now(), known.missed[answer.Image]
+			if miss.times == 0 || now.Sub(miss.last) >= secondAsk {
+				miss = misses{times: miss.times + 1, last: now}
+				known.missed[answer.Image] = miss
+			}
+			wait = min(wait, miss.last.Add(secondAsk).Sub(now)+r.options.Jitter(secondAsk))
 		}
 	}
 	return answers, wait
@@ -394,8 +412,8 @@ func (r *Reconciler) ask(ctx context.Context, pod types.NamespacedName, queries 
 func (r *Reconciler) input(ctx context.Context, pod *corev1.Pod, namespace *metav1.PartialObjectMetadata, placement config.Placement, answers []provider.Answer, known *memory) (rego.Input, error) {
 	now := r.options.Clock.Now()
 	images := rego.Answers(&pod.Spec, answers, now)
-	for ref, times := range known.missed {
-		if image, ok := images[ref]; ok && times > 1 && image.Status == rego.StatusUnknown && image.Class.Retryable() {
+	for ref, miss := range known.missed {
+		if image, ok := images[ref]; ok && miss.times > 1 && image.Status == rego.StatusUnknown && image.Class.Retryable() {
 			images[ref] = image.Settled()
 		}
 	}
@@ -466,6 +484,7 @@ func (r *Reconciler) write(ctx context.Context, pod *corev1.Pod, patch []rego.Op
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	target := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
+	defer r.took("write", r.options.Clock.Now())
 	err = r.options.Writer.Patch(ctx, target, client.RawPatch(types.JSONPatchType, raw))
 	if err == nil {
 		r.mu.Lock()
@@ -477,6 +496,11 @@ func (r *Reconciler) write(ctx context.Context, pod *corev1.Pod, patch []rego.Op
 		r.options.Metrics.failures.WithLabelValues("error").Inc()
 	}
 	return fmt.Errorf("patching pod %s/%s: %w", pod.Namespace, pod.Name, err)
+}
+
+// took counts the time that a step of a worker needed.
+func (r *Reconciler) took(step string, began time.Time) {
+	r.options.Metrics.steps.WithLabelValues(step).Observe(max(0, r.options.Clock.Since(began).Seconds()))
 }
 
 // freed counts a pod that was let go.
@@ -530,7 +554,7 @@ func (r *Reconciler) remember(name types.NamespacedName, uid types.UID) *memory 
 		if known != nil && known.holds {
 			r.options.Metrics.holding.Dec()
 		}
-		known = &memory{uid: uid, missed: map[string]int{}}
+		known = &memory{uid: uid, missed: map[string]misses{}}
 		r.pods[name] = known
 	}
 	return known
