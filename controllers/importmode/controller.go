@@ -26,6 +26,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/archkeeper/archkeeper/internal/loop"
 	"github.com/archkeeper/archkeeper/internal/served"
 )
 
@@ -115,7 +116,7 @@ type Options struct {
 // Controller keeps the field. Make one with New, run it once.
 type Controller struct {
 	Options
-	wake     chan struct{}
+	loop     *loop.Loop
 	metrics  *metrics
 	history  history
 	watching served.Set
@@ -161,52 +162,23 @@ func New(o Options) (*Controller, error) {
 	}
 	c := &Controller{
 		Options: o,
-		wake:    make(chan struct{}, 1),
+		loop:    loop.New(o.Clock),
 		metrics: m,
 		status:  statusKeeper{client: o.Own, namespace: o.Namespace, name: o.Name},
 	}
-	c.watching = served.Set{Client: o.Governed, Log: o.Log, Changed: c.nudge, Gone: c.nudge}
+	c.watching = served.Set{Client: o.Governed, Log: o.Log, Changed: c.loop.Nudge, Gone: c.loop.Nudge}
 	return c, nil
 }
 
 // NeedLeaderElection tells controller-runtime's manager that one replica writes.
 func (c *Controller) NeedLeaderElection() bool { return true }
 
-// Start runs the controller until ctx ends. Failures of the API server are
-// retried and reported in conditions; the error is that of ctx only in so far
-// as ending is no error: it is always nil.
+// Start runs the controller until ctx ends; its error is always nil. Failures
+// of the API server are retried and reported in conditions.
 func (c *Controller) Start(ctx context.Context) error {
 	defer c.watching.Stop()
-	for {
-		wait := c.once(ctx)
-		var timer <-chan time.Time
-		if wait > 0 {
-			t := c.Clock.NewTimer(wait)
-			timer = t.C()
-			select {
-			case <-ctx.Done():
-			case <-c.wake:
-			case <-timer:
-			}
-			t.Stop()
-		} else {
-			select {
-			case <-ctx.Done():
-			case <-c.wake:
-			}
-		}
-		if ctx.Err() != nil {
-			return nil
-		}
-	}
-}
-
-// nudge asks for another look, without waiting for it.
-func (c *Controller) nudge() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	c.loop.Run(ctx, c.once)
+	return nil
 }
 
 // once looks at the cluster once, writes at most once, and tells how long to

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/archkeeper/archkeeper/internal/kube"
+	"github.com/archkeeper/archkeeper/internal/register"
 )
 
 // Condition types of the status ConfigMap.
@@ -241,15 +242,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Help: "1 while a condition of the import mode controller is true.",
 		}, []string{"type"}),
 	}
-	if reg == nil {
-		return m, nil
-	}
-	for _, c := range []prometheus.Collector{m.writes, m.probes, m.conditions} {
-		if err := reg.Register(c); err != nil {
-			return nil, fmt.Errorf("importmode: register metrics: %w", err)
-		}
-	}
-	return m, nil
+	return m, register.Metrics(reg, "importmode", m.writes, m.probes, m.conditions)
 }
 
 func (m *metrics) condition(kind string, is bool) {

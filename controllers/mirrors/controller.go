@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/archkeeper/archkeeper/internal/kube"
+	"github.com/archkeeper/archkeeper/internal/loop"
 	"github.com/archkeeper/archkeeper/internal/served"
 	"github.com/archkeeper/archkeeper/provider/imageref"
 	"github.com/archkeeper/archkeeper/provider/mirrors"
@@ -97,7 +98,7 @@ type Options struct {
 type Controller struct {
 	Options
 	metrics *metrics
-	wake    chan struct{} // something may have to be looked at
+	loop    *loop.Loop
 	changed chan struct{} // an object has changed
 
 	watching served.Set
@@ -155,13 +156,13 @@ func New(o Options) (*Controller, error) {
 	}
 	c := &Controller{
 		Options: o, metrics: m,
-		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		loop: loop.New(o.Clock), changed: make(chan struct{}, 1),
 		announced: map[objectID]string{},
 	}
 	c.watching = served.Set{
 		Client: o.Dynamic, Log: o.Log,
-		Changed: func() { nudge(c.changed); nudge(c.wake) },
-		Gone:    func() { nudge(c.wake) },
+		Changed: func() { c.markChanged(); c.loop.Nudge() },
+		Gone:    c.loop.Nudge,
 	}
 	return c, nil
 }
@@ -173,24 +174,14 @@ func (c *Controller) NeedLeaderElection() bool { return true }
 // of the API server are retried and reported in the status.
 func (c *Controller) Start(ctx context.Context) error {
 	defer c.watching.Stop()
-	for {
-		wait := c.once(ctx)
-		timer := c.Clock.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-		case <-c.wake:
-		case <-timer.C():
-		}
-		timer.Stop()
-		if ctx.Err() != nil {
-			return nil
-		}
-	}
+	c.loop.Run(ctx, c.once)
+	return nil
 }
 
-func nudge(ch chan struct{}) {
+// markChanged notes that the objects may mean something else now.
+func (c *Controller) markChanged() {
 	select {
-	case ch <- struct{}{}:
+	case c.changed <- struct{}{}:
 	default:
 	}
 }
@@ -200,7 +191,7 @@ func nudge(ch chan struct{}) {
 func (c *Controller) once(ctx context.Context) time.Duration {
 	now := c.Clock.Now()
 	if len(c.watching.DropGone()) > 0 {
-		nudge(c.changed)
+		c.markChanged()
 	}
 	if c.probed.IsZero() || now.Sub(c.probed) >= probeInterval {
 		c.probe(ctx)
@@ -385,12 +376,12 @@ func (c *Controller) probe(ctx context.Context) {
 			c.watching.Follow(ctx, watch(r))
 		case c.watching.Following(r):
 			c.watching.Leave(r)
-			nudge(c.changed)
+			c.markChanged()
 		}
 	}
 	if operator := there[machineGV.WithResource("machineconfigpools")]; operator != c.operator {
 		c.operator = operator
-		nudge(c.changed)
+		c.markChanged()
 	}
 	c.status.Probed = true
 	if c.watching.Len() == 0 && !c.idleSaid {

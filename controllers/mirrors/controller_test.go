@@ -101,7 +101,6 @@ func (c *cluster) settle() {
 	c.t.Helper()
 	c.once(c.t.Context())
 	c.eventually("the watches are in step", c.ready)
-	c.drain()
 	c.clock.Step(time.Minute)
 	c.once(c.t.Context())
 	c.clock.Step(time.Minute)
@@ -117,17 +116,6 @@ func (c *cluster) look(d time.Duration) {
 	c.once(c.t.Context())
 	c.clock.Step(checkInterval)
 	c.once(c.t.Context())
-}
-
-// drain takes late notices of the first lists.
-func (c *cluster) drain() {
-	for {
-		select {
-		case <-c.wake:
-		default:
-			return
-		}
-	}
 }
 
 func (c *cluster) configMap(name string) *corev1.ConfigMap {

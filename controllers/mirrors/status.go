@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/archkeeper/archkeeper/internal/register"
 	"github.com/archkeeper/archkeeper/provider/mirrors"
 )
 
@@ -151,15 +152,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Help: "Changes of MachineConfigs, by what they do to nodes and by whether they were written or held.",
 		}, []string{"disruption", "result"}),
 	}
-	if reg == nil {
-		return m, nil
-	}
-	for _, c := range []prometheus.Collector{m.writes, m.objects, m.problems, m.entries, m.size, m.merges, m.delivered} {
-		if err := reg.Register(c); err != nil {
-			return nil, fmt.Errorf("mirrors: register metrics: %w", err)
-		}
-	}
-	return m, nil
+	return m, register.Metrics(reg, "mirrors", m.writes, m.objects, m.problems, m.entries, m.size, m.merges, m.delivered)
 }
 
 func (m *metrics) describe(p Plan) {

@@ -24,6 +24,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/archkeeper/archkeeper/internal/loop"
+	"github.com/archkeeper/archkeeper/internal/register"
 	"github.com/archkeeper/archkeeper/provider"
 	"github.com/archkeeper/archkeeper/provider/credentials"
 	"github.com/archkeeper/archkeeper/provider/mirrors"
@@ -63,7 +65,7 @@ type Options struct {
 type Agent struct {
 	Options
 	files   files
-	wake    chan struct{}
+	loop    *loop.Loop
 	metrics *metrics
 	version string // of the runtime
 	asked   bool
@@ -117,48 +119,35 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	return &Agent{
-		Options: o, files: files{root: o.Root}, wake: make(chan struct{}, 1), metrics: m,
+		Options: o, files: files{root: o.Root}, loop: loop.New(o.Clock), metrics: m,
 		report: Report{Node: o.Node, Runtime: o.Runtime},
 	}, nil
 }
 
-// Start runs the agent until ctx ends; its error is always nil.
+// Start runs the agent until ctx ends, and is then nil. The error is that the
+// ConfigMap cannot be followed at all.
 func (a *Agent) Start(ctx context.Context) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(a.Client, 0, informers.WithNamespace(a.Namespace),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", a.Name).String()
 		}))
 	informer := factory.Core().V1().ConfigMaps().Informer()
-	nudge := func() {
-		select {
-		case a.wake <- struct{}{}:
-		default:
-		}
-	}
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { nudge() }, UpdateFunc: func(_, _ any) { nudge() }, DeleteFunc: func(any) { nudge() },
+		AddFunc: func(any) { a.loop.Nudge() }, UpdateFunc: func(_, _ any) { a.loop.Nudge() }, DeleteFunc: func(any) { a.loop.Nudge() },
 	}); err != nil {
 		return fmt.Errorf("follow ConfigMap %s: %w", a.Name, err)
 	}
 	factory.StartWithContext(ctx)
 	defer factory.Shutdown()
-	for {
+	a.loop.Run(ctx, func(ctx context.Context) time.Duration {
 		if obj, found, err := informer.GetStore().GetByKey(a.Namespace + "/" + a.Name); err == nil && found {
 			if cm, ok := obj.(*corev1.ConfigMap); ok {
 				a.once(ctx, cm)
 			}
 		}
-		timer := a.Clock.NewTimer(checkInterval)
-		select {
-		case <-ctx.Done():
-		case <-a.wake:
-		case <-timer.C():
-		}
-		timer.Stop()
-		if ctx.Err() != nil {
-			return nil
-		}
-	}
+		return checkInterval
+	})
+	return nil
 }
 
 // once brings the node to what the ConfigMap says. Without a ConfigMap nothing
@@ -364,15 +353,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Help: "How many things the agent's report holds, by their type: file, refused, unsupported, without_credentials, error.",
 		}, []string{"type"}),
 	}
-	if reg == nil {
-		return m, nil
-	}
-	for _, c := range []prometheus.Collector{m.changes, m.state} {
-		if err := reg.Register(c); err != nil {
-			return nil, fmt.Errorf("nodeagent: register metrics: %w", err)
-		}
-	}
-	return m, nil
+	return m, register.Metrics(reg, "nodeagent", m.changes, m.state)
 }
 
 func (m *metrics) describe(r Report) {
