@@ -40,6 +40,7 @@ func bounds() map[string]string {
 		"registry":   "33: the first 32 registries and other",
 		"result":     "at most 6, fixed in the code",
 		"secret":     "3: the Secrets that are kept",
+		"step":       "3: ask, decide, write",
 		"type":       "at most 8, fixed in the code",
 	}
 }
