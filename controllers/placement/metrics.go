@@ -10,6 +10,7 @@ import (
 type Metrics struct {
 	pods     *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
+	steps    *prometheus.HistogramVec
 	holding  prometheus.Gauge
 	failures *prometheus.CounterVec
 }
@@ -26,6 +27,11 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 			Help:    "Time from a pod's creation until it was let go, in seconds, by action.",
 			Buckets: []float64{.1, .25, .5, 1, 2, 5, 10, 30, 60, 120, 300},
 		}, []string{"action"}),
+		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "archkeeper_placement_step_seconds",
+			Help:    "Time that a worker needs for a step with one pod, in seconds, by step (ask, decide, write).",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10},
+		}, []string{"step"}),
 		holding: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "archkeeper_placement_held_pods",
 			Help: "Gated pods whose images are not known yet.",
@@ -35,8 +41,16 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 			Help: "Patches that the API server did not take, by kind (conflict, invalid, error), and decisions that failed (decision).",
 		}, []string{"kind"}),
 	}
+	// What alerts watch is there from the start: an increase from nothing is none
+	// to Prometheus.
+	for _, reason := range []string{rego.ReasonDeadlineExceeded, rego.ReasonImageUnusable} {
+		m.pods.WithLabelValues(string(rego.ActionRelease), reason)
+	}
+	for _, kind := range []string{"conflict", "invalid", "error", "decision"} {
+		m.failures.WithLabelValues(kind)
+	}
 	if registerer != nil {
-		registerer.MustRegister(m.pods, m.seconds, m.holding, m.failures)
+		registerer.MustRegister(m.pods, m.seconds, m.steps, m.holding, m.failures)
 	}
 	return m
 }
