@@ -25,6 +25,25 @@ const (
 	GatekeeperSAN       = "gatekeeper-webhook-service.gatekeeper-system.svc"
 )
 
+// gatekeeperPod stands for the process. Gatekeeper makes it the owner of what it
+// reports about each template, constraint and mutator; without an owner that is
+// there, the garbage collector deletes the reports as fast as they are written.
+// Nothing schedules it: it goes away with no node.
+const gatekeeperPod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: gatekeeper, namespace: gatekeeper-system, labels: {gatekeeper.sh/system: "yes"}}
+spec:
+  serviceAccountName: gatekeeper-admin
+  automountServiceAccountToken: false
+  schedulingGates: [{name: tests.archkeeper.io/runs-as-a-process}]
+  securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+  containers:
+    - name: manager
+      image: openpolicyagent/gatekeeper:` + gatekeeperVersion + `
+      securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+`
+
 // GatekeeperOptions say how Gatekeeper differs from what it ships as.
 type GatekeeperOptions struct {
 	// AuditInterval is 10 s when zero; a negative one switches audit off.
@@ -87,6 +106,9 @@ func (c *Cluster) startGatekeeper(ctx context.Context) error {
 	if err := g.publish(ctx); err != nil {
 		return err
 	}
+	if err := c.Apply(ctx, "", gatekeeperPod); err != nil {
+		return err
+	}
 	kubeconfig, err := c.KubeconfigForServiceAccount(ctx, GatekeeperNamespace, "gatekeeper-admin")
 	if err != nil {
 		return err
@@ -99,7 +121,7 @@ func (c *Cluster) startGatekeeper(ctx context.Context) error {
 		Name: "gatekeeper",
 		Path: c.Bin.Path("gatekeeper"),
 		Args: append([]string{
-			"--kubeconfig=" + kubeconfig, "--logtostderr", "--debug-use-fake-pod", "--disable-cert-rotation",
+			"--kubeconfig=" + kubeconfig, "--logtostderr", "--disable-cert-rotation",
 			"--cert-dir=" + g.certDir, "--host=127.0.0.1", "--port=" + strconv.Itoa(g.port),
 			"--health-addr=" + health, "--prometheus-port=" + strconv.Itoa(ports[2]),
 			"--exempt-namespace=" + GatekeeperNamespace, "--api-cache-dir=" + c.path("gatekeeper-audit"),
