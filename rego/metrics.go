@@ -25,6 +25,13 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 			Help: "Changes of the user policy, by result (loaded, failed).",
 		}, []string{"result"}),
 	}
+	// There from the start: an increase from nothing is none to Prometheus, and
+	// the first failure is one that an alert should see.
+	for _, policy := range []string{"user", "builtin"} {
+		for _, kind := range []string{"error", "guard", "deadline"} {
+			m.failures.WithLabelValues(policy, kind)
+		}
+	}
 	if registerer != nil {
 		registerer.MustRegister(m.decisions, m.failures, m.reloads)
 	}
