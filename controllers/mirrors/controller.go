@@ -112,8 +112,8 @@ type Controller struct {
 	retry                 time.Duration
 	retryAt               time.Time
 	status                Status
-	storedStatus          string
 	announced             map[objectID]string
+	heldFor               map[string]string // by pool, the change that waits
 }
 
 type objectID struct{ kind, name string }
@@ -157,7 +157,7 @@ func New(o Options) (*Controller, error) {
 	c := &Controller{
 		Options: o, metrics: m,
 		loop: loop.New(o.Clock), changed: make(chan struct{}, 1),
-		announced: map[objectID]string{},
+		announced: map[objectID]string{}, heldFor: map[string]string{},
 	}
 	c.watching = served.Set{
 		Client: o.Dynamic, Log: o.Log,
@@ -277,25 +277,17 @@ func (c *Controller) write(ctx context.Context, now time.Time) error {
 	if c.plan == nil {
 		return nil
 	}
-	var failures []error
+	var notStored error
 	if c.plan.Data != nil {
-		failures = append(failures, c.store(ctx, c.Name, c.plan.Data))
+		notStored = c.store(ctx, c.Name, c.plan.Data)
 	}
-	held, err := c.deliver(ctx)
-	failures = append(failures, err)
-	c.describe(now, held, errors.Join(failures...))
+	held, notDelivered := c.deliver(ctx)
+	c.describe(now, outcome{notStored: notStored, notDelivered: notDelivered, held: held})
 	text, err := c.status.encode()
-	if err != nil {
-		return errors.Join(append(failures, err)...)
+	if err == nil {
+		err = c.store(ctx, c.Name+"-status", map[string]string{"status": text})
 	}
-	if text != c.storedStatus {
-		err := c.store(ctx, c.Name+"-status", map[string]string{"status": text})
-		if err == nil {
-			c.storedStatus = text
-		}
-		failures = append(failures, err)
-	}
-	return errors.Join(failures...)
+	return errors.Join(notStored, notDelivered, err)
 }
 
 // store creates or updates a ConfigMap when its data differ.

@@ -3,6 +3,7 @@ package mirrors
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -268,6 +270,44 @@ func TestADeletionIsReverted(t *testing.T) {
 	}
 }
 
+func TestADeletionOfTheStatusIsReverted(t *testing.T) {
+	c := newCluster(t, all(), nil, set("a", 1, "s.io", "m.io"))
+	c.settle()
+	want := c.configMap("mirrors-status").Data
+	if err := c.client.CoreV1().ConfigMaps("archkeeper").Delete(t.Context(), "mirrors-status", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.look(checkInterval)
+	cm := c.configMap("mirrors-status")
+	if cm == nil {
+		t.Fatal("it stays away")
+	}
+	if diff := cmp.Diff(want, cm.Data); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestTheStatusIsNeverLargerThanAConfigMap(t *testing.T) {
+	var many []runtime.Object
+	for i := range maxStatusObjects {
+		var list []any // mirrors that containerd cannot express, with a long sentence for each
+		for j := range 8 {
+			list = append(list, fmt.Sprintf("m%d.io/%s", j, strings.Repeat("x", 240)))
+		}
+		many = append(many, set(fmt.Sprintf("%03d", i), 1, fmt.Sprintf("s.io/p%d", i), list...))
+	}
+	c := newCluster(t, all(), nil, many...)
+	c.settle()
+	cm := c.configMap("mirrors-status")
+	if cm == nil || len(cm.Data["status"]) > Limit {
+		t.Fatalf("the status is not there, or has %d bytes", len(cm.Data["status"]))
+	}
+	st := c.state()
+	if len(st.Objects) == 0 || len(st.Objects)+st.Omitted != maxStatusObjects {
+		t.Errorf("%d objects and %d omitted, want %d together", len(st.Objects), st.Omitted, maxStatusObjects)
+	}
+}
+
 func TestWatchesComeAndGoWithTheirCRDs(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	c := newCluster(t, nil, nil, set("a", 1, "s.io", "m.io"))
@@ -374,6 +414,53 @@ func TestMachineConfigDelivery(t *testing.T) {
 		}
 		if c.state().Disruption != "reboot" {
 			t.Errorf("class %s", c.state().Disruption)
+		}
+	})
+	t.Run("a change that waits is counted once", func(t *testing.T) {
+		c := newCluster(t, served, asked, set("a", 1, "s.io", "m.io"))
+		c.settle()
+		for range 5 {
+			c.look(checkInterval)
+		}
+		if got := testutil.ToFloat64(c.Controller.metrics.delivered.WithLabelValues("reboot", "held")); got != 1 {
+			t.Errorf("counted %v times", got)
+		}
+	})
+	t.Run("a pool that cannot be written costs no other pool its mirrors", func(t *testing.T) {
+		c := newCluster(t, served, func(o *Options) { asked(o); o.Pools = []string{"broken", "worker"} }, set("a", 1, "s.io", "m.io"), policy("Reload"))
+		c.dynamic.PrependReactor("create", "machineconfigs", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			object, err := meta.Accessor(a.(clienttesting.CreateAction).GetObject())
+			if err != nil || object.GetName() != mirrors.MachineConfigName("broken") {
+				return false, nil, err
+			}
+			return true, nil, errors.New("an admission plugin refuses it")
+		})
+		c.settle()
+		if get(c) == nil {
+			t.Error("the pool worker has nothing")
+		}
+		stored := meta.FindStatusCondition(c.state().Conditions, Stored)
+		delivered := meta.FindStatusCondition(c.state().Conditions, Delivered)
+		if stored.Status != metav1.ConditionTrue {
+			t.Errorf("the ConfigMap is there, and %+v", stored)
+		}
+		if delivered.Status != metav1.ConditionFalse || delivered.Reason != "WriteFailed" || !strings.Contains(delivered.Message, "an admission plugin refuses it") {
+			t.Errorf("%+v", delivered)
+		}
+		close(c.recorder.Events)
+		for event := range c.recorder.Events {
+			if strings.Contains(event, "99-broken") {
+				t.Errorf("an event about what did not happen: %s", event)
+			}
+		}
+	})
+	t.Run("without the operator nothing is delivered, and a condition says so", func(t *testing.T) {
+		c := newCluster(t, all(), asked, set("a", 1, "s.io", "m.io"))
+		c.settle()
+		stored := meta.FindStatusCondition(c.state().Conditions, Stored)
+		delivered := meta.FindStatusCondition(c.state().Conditions, Delivered)
+		if stored.Status != metav1.ConditionTrue || delivered.Status != metav1.ConditionFalse {
+			t.Errorf("%+v, %+v", stored, delivered)
 		}
 	})
 	t.Run("a worse change that is allowed is written", func(t *testing.T) {

@@ -40,16 +40,17 @@ func (c *Controller) deliver(ctx context.Context) (held string, err error) {
 		return "", err
 	}
 	var helds []string
+	var failures []error
 	for _, pool := range c.Pools {
 		text, err := c.deliverTo(ctx, pool, rule)
 		if err != nil {
-			return strings.Join(helds, "; "), err
+			failures = append(failures, err)
 		}
 		if text != "" {
 			helds = append(helds, text)
 		}
 	}
-	return strings.Join(helds, "; "), nil
+	return strings.Join(helds, "; "), errors.Join(failures...)
 }
 
 // deliverTo brings one pool to the plan. Equal files mean no write, whatever
@@ -71,6 +72,7 @@ func (c *Controller) deliverTo(ctx context.Context, pool string, rule mirrors.Ru
 		oldConf, oldPolicy = ignitionFile(current, mirrors.DropInPath), ignitionFile(current, mirrors.PolicyPath)
 	}
 	if exists == wanted && bytes.Equal(oldConf, conf) && bytes.Equal(oldPolicy, policy) {
+		delete(c.heldFor, pool)
 		return "", nil
 	}
 	before, err := mirrors.ParseRegistriesConf(mirrors.NamedFile{Name: name, Data: oldConf})
@@ -88,21 +90,26 @@ func (c *Controller) deliverTo(ctx context.Context, pool string, rule mirrors.Ru
 		c.Log.Info("a MachineConfig is to change", "name", name, "disruption", class.String(), "allowed", c.MaxDisruption.String())
 	}
 	if class > c.MaxDisruption {
-		c.metrics.delivered.WithLabelValues(class.String(), "held").Inc()
+		if what := change + " " + c.plan.Data[mirrors.KeySHA256]; c.heldFor[pool] != what { // once, however long it waits
+			c.heldFor[pool] = what
+			c.metrics.delivered.WithLabelValues(class.String(), "held").Inc()
+		}
 		return change + ", and no more than " + c.MaxDisruption.String() + " is allowed", nil
 	}
-	c.Recorder.Event(&corev1.ObjectReference{APIVersion: machineGV.String(), Kind: "MachineConfig", Name: name}, corev1.EventTypeNormal, "Changing", change)
+	delete(c.heldFor, pool)
 	if err := c.apply(ctx, pool, current, exists, wanted, conf, policy); err != nil {
 		return "", err
 	}
 	c.metrics.delivered.WithLabelValues(class.String(), "written").Inc()
+	c.Recorder.Event(&corev1.ObjectReference{APIVersion: machineGV.String(), Kind: "MachineConfig", Name: name}, corev1.EventTypeNormal, "Changed", change)
 	return "", nil
 }
 
 func (c *Controller) apply(ctx context.Context, pool string, current *unstructured.Unstructured, exists, wanted bool, conf, policy []byte) error {
 	client, name := c.Dynamic.Resource(machineConfigs), mirrors.MachineConfigName(pool)
 	if !wanted {
-		if err := client.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		seen := current.GetResourceVersion()
+		if err := client.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &seen}}); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete MachineConfig %s: %w", name, err)
 		}
 		return nil

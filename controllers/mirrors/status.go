@@ -24,9 +24,12 @@ const (
 	Delivered = "Delivered"
 )
 
-// maxStatusObjects bounds how many objects are written out; those with
-// problems come first.
-const maxStatusObjects = 500
+// maxStatusObjects and maxStatusBytes bound what is written out of objects;
+// those with something to tell come first.
+const (
+	maxStatusObjects = 500
+	maxStatusBytes   = 512 << 10
+)
 
 // Status is what the status ConfigMap holds under the key "status", as JSON.
 type Status struct {
@@ -38,7 +41,7 @@ type Status struct {
 	// Disruption is what the last change of a MachineConfig does to nodes.
 	Disruption string         `json:"disruption,omitempty"`
 	Objects    []ObjectStatus `json:"objects"`
-	// Omitted objects are all accepted.
+	// Omitted is how many objects had no room.
 	Omitted int `json:"omitted,omitempty"`
 }
 
@@ -50,8 +53,14 @@ func (s Status) encode() (string, error) {
 	return string(raw), nil
 }
 
+// outcome is what became of a plan.
+type outcome struct {
+	notStored, notDelivered error
+	held                    string // the changes that wait, and why; empty for none
+}
+
 // describe fills in the status.
-func (c *Controller) describe(now time.Time, held string, failure error) {
+func (c *Controller) describe(now time.Time, o outcome) {
 	p, st := c.plan, &c.status
 	st.SHA256, st.Delivery = p.Data[mirrors.KeySHA256], p.Delivery
 	set := func(kind string, is bool, reason, message string) {
@@ -75,14 +84,16 @@ func (c *Controller) describe(now time.Time, held string, failure error) {
 	switch {
 	case p.Data == nil:
 		set(Stored, false, "TooLarge", fmt.Sprintf("the result has %d bytes, more than the %d that a ConfigMap holds; what is there stays", p.Size, Limit))
-	case failure != nil:
-		set(Stored, false, "WriteFailed", failure.Error())
+	case o.notStored != nil:
+		set(Stored, false, "WriteFailed", o.notStored.Error())
 	default:
 		set(Stored, true, "AsExpected", "")
 	}
 	switch {
-	case held != "":
-		set(Delivered, false, "DisruptionHeld", held)
+	case o.notDelivered != nil:
+		set(Delivered, false, "WriteFailed", o.notDelivered.Error())
+	case o.held != "":
+		set(Delivered, false, "DisruptionHeld", o.held)
 	case p.Delivery == mirrors.DeliveryInspector && c.operator:
 		set(Delivered, true, "InspectorOnly", "the machine-config operator owns the nodes' files; inspection alone uses the mirrors")
 	default:
@@ -91,15 +102,24 @@ func (c *Controller) describe(now time.Time, held string, failure error) {
 	st.Objects, st.Omitted = shorten(p.Objects)
 }
 
-// shorten keeps every object with something to tell, up to the bound.
+// shorten keeps the objects with something to tell, then the others, up to the
+// bounds.
 func shorten(objects []ObjectStatus) ([]ObjectStatus, int) {
 	kept := make([]ObjectStatus, 0, min(len(objects), maxStatusObjects))
+	room := maxStatusBytes
 	for _, told := range []bool{true, false} {
 		for _, o := range objects {
 			tells := !o.Accepted || len(o.Warnings)+len(o.UnsupportedByContainerd) > 0
-			if tells == told && len(kept) < maxStatusObjects {
-				kept = append(kept, clip(o))
+			if tells != told || len(kept) == maxStatusObjects {
+				continue
 			}
+			o = clip(o)
+			raw, err := json.Marshal(o)
+			if err != nil || len(raw) > room {
+				continue
+			}
+			room -= len(raw)
+			kept = append(kept, o)
 		}
 	}
 	return kept, len(objects) - len(kept)
