@@ -3,6 +3,7 @@ package rego
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -46,6 +47,9 @@ type Options struct {
 	// UserDeadline is how long the user policy may think about one pod;
 	// DefaultUserDeadline when 0.
 	UserDeadline time.Duration
+	// Remember decisions about pods that are the same but for their names. It is
+	// without effect beside a user policy.
+	Remember bool
 	// Interval between two looks at UserPolicy; one second when 0.
 	Interval time.Duration
 	// Clock of the reload interval; the real one when nil.
@@ -64,6 +68,7 @@ type Evaluator struct {
 	options Options
 	builtin rego.PreparedEvalQuery
 	user    atomic.Pointer[rego.PreparedEvalQuery]
+	memory  *memory // nil when nothing is remembered
 
 	reloading sync.Mutex // guards source
 	source    userSource
@@ -96,6 +101,9 @@ func New(ctx context.Context, options Options) (*Evaluator, error) {
 	}
 	e := &Evaluator{options: options, builtin: builtin, source: userSource{path: options.UserPolicy}, faults: map[string]string{}}
 	if options.UserPolicy == "" {
+		if options.Remember {
+			e.memory = &memory{decisions: map[[sha256.Size]byte]Decision{}}
+		}
 		return e, nil
 	}
 	if _, err := e.reload(ctx); err != nil {
@@ -166,9 +174,18 @@ func (e *Evaluator) Decide(ctx context.Context, in Input) (Decision, error) {
 	if err := ctx.Err(); err != nil {
 		return Decision{}, fmt.Errorf("deciding: %w", err) // the engine notices a little later, or not at all
 	}
+	remembers := false
+	if e.memory != nil {
+		in, remembers = shorten(in)
+	}
 	raw, err := json.Marshal(in)
 	if err != nil {
 		return Decision{}, fmt.Errorf("encoding the policy's input: %w", err)
+	}
+	if remembers {
+		if d, ok := e.memory.recall(raw); ok {
+			return e.count(in, d), nil
+		}
 	}
 	input, err := ast.ValueFromReader(bytes.NewReader(raw))
 	if err != nil {
@@ -186,6 +203,9 @@ func (e *Evaluator) Decide(ctx context.Context, in Input) (Decision, error) {
 	}
 	d, err := e.evaluate(ctx, e.builtin, input, in, builtinDeadline)
 	if err == nil {
+		if remembers {
+			e.memory.keep(raw, d)
+		}
 		return e.count(in, d), nil
 	}
 	if ctx.Err() != nil {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -27,7 +28,54 @@ func evaluator(t testing.TB) *rego.Evaluator {
 	if err != nil {
 		t.Fatal(err)
 	}
+	remembering, err := rego.New(t.Context(), rego.Options{Remember: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	builtins.Store(e, remembering)
 	return e
+}
+
+// builtins are the evaluators of the built-in policy, each with one that remembers.
+var builtins sync.Map
+
+// remembered wants the same decision of an evaluator that remembers, about the pod
+// and about others that differ only in what no decision depends on.
+func remembered(t testing.TB, e *rego.Evaluator, in rego.Input, want rego.Decision) {
+	t.Helper()
+	unknown := slices.ContainsFunc(slices.Collect(maps.Values(in.Images)), func(i rego.Image) bool { return i.Status == rego.StatusUnknown })
+	for i := range 3 {
+		other := in
+		other.Images = maps.Clone(in.Images)
+		for ref, image := range other.Images {
+			image.AgeSeconds = float64(i)
+			other.Images[ref] = image
+		}
+		if !unknown {
+			other.HeldSeconds = float64(1000 * i)
+		}
+		var pod map[string]any
+		if err := json.Unmarshal(in.Pod, &pod); err != nil {
+			t.Fatal(err)
+		}
+		if metadata, ok := pod["metadata"].(map[string]any); ok {
+			metadata["name"], metadata["uid"], metadata["resourceVersion"] = fmt.Sprint("p-", i), fmt.Sprint(i), fmt.Sprint(i)
+			metadata["generateName"], metadata["creationTimestamp"] = "p-", "2026-01-01T00:00:0"+fmt.Sprint(i)+"Z"
+		}
+		pod["status"] = map[string]any{"phase": "Pending", "message": fmt.Sprint(i)}
+		raw, err := json.Marshal(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other.Pod = raw
+		got, err := e.Decide(t.Context(), other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("another decision is remembered (-want +got):\n%s", diff)
+		}
+	}
 }
 
 // known is an image that runs on platforms: "amd64" is short for linux/amd64.
@@ -144,6 +192,9 @@ func decide(t testing.TB, e *rego.Evaluator, in rego.Input) (rego.Decision, core
 	}
 	if rawAgain, err := again.PatchJSON(); err != nil || string(rawAgain) != string(raw) {
 		t.Errorf("the patch is not stable: %s then %s (%v)", raw, rawAgain, err)
+	}
+	if builtin, ok := builtins.Load(e); ok {
+		remembered(t, builtin.(*rego.Evaluator), in, d)
 	}
 	patched := apply(t, in.Pod, raw)
 	if d.Action != rego.ActionHold {
