@@ -48,11 +48,20 @@ func (c *Controller) followClientAuthority(ctx context.Context) error {
 	case len(hook.Webhooks) > 0:
 		current = hook.Webhooks[0].ClientConfig.CABundle
 	}
+	_, err = c.keepBundle(ctx, c.ClientAuthority.ConfigMap, current)
+	return err
+}
+
+// keepBundle keeps current in a ConfigMap, together with what it replaced there
+// within a day, and gives both.
+func (c *Controller) keepBundle(ctx context.Context, name string, current []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	maps := c.Client.CoreV1().ConfigMaps(c.Namespace)
-	cm, err := maps.Get(ctx, c.ClientAuthority.ConfigMap, metav1.GetOptions{})
+	cm, err := maps.Get(ctx, name, metav1.GetOptions{})
 	exists := !apierrors.IsNotFound(err)
 	if exists && err != nil {
-		return fmt.Errorf("get configmap %s/%s: %w", c.Namespace, c.ClientAuthority.ConfigMap, err)
+		return nil, fmt.Errorf("get configmap %s/%s: %w", c.Namespace, name, err)
 	}
 	had, replaced := "", time.Time{}
 	if exists {
@@ -62,7 +71,7 @@ func (c *Controller) followClientAuthority(ctx context.Context) error {
 	now := c.Clock.Now()
 	bundle, changed := mergeAuthorities(now, []byte(had), current, replaced)
 	if string(bundle) == had {
-		return nil // an empty ConfigMap would say less than none
+		return bundle, nil // an empty ConfigMap would say less than none
 	}
 	if changed {
 		replaced = now
@@ -77,15 +86,15 @@ func (c *Controller) followClientAuthority(ctx context.Context) error {
 		_, err = maps.Update(ctx, cm, metav1.UpdateOptions{FieldManager: FieldManager})
 	} else {
 		_, err = maps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: c.ClientAuthority.ConfigMap, Labels: map[string]string{"app.kubernetes.io/managed-by": "archkeeper"}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "archkeeper"}},
 			Data:       data,
 		}, metav1.CreateOptions{FieldManager: FieldManager})
 	}
 	if err != nil {
-		return fmt.Errorf("write configmap %s/%s: %w", c.Namespace, c.ClientAuthority.ConfigMap, err)
+		return nil, fmt.Errorf("write configmap %s/%s: %w", c.Namespace, name, err)
 	}
-	c.Log.Info("Gatekeeper's certificate authority changed", "configmap", c.Namespace+"/"+c.ClientAuthority.ConfigMap)
-	return nil
+	c.Log.Info("a certificate authority changed", "configmap", c.Namespace+"/"+name)
+	return bundle, nil
 }
 
 // mergeAuthorities gives the bundle to trust: the current authorities first,

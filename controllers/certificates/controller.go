@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -55,6 +57,9 @@ const (
 	callTimeout   = 10 * time.Second
 	retryInterval = 15 * time.Second
 	providerTries = 5
+	// followInterval is how often somebody else's Secret is looked at: its new
+	// authority must be trusted before pods have mounted its new certificate.
+	followInterval = 10 * time.Second
 	// maxInterval bounds the time in which a copy that somebody else damaged
 	// is mended.
 	maxInterval = 5 * time.Minute
@@ -77,6 +82,11 @@ type Options struct {
 	Authority string
 	// Follow is the Secret whose ca.crt is published when Authority is empty.
 	Follow string
+	// Trust is a ConfigMap that keeps what is published of Follow, under the key
+	// ca.crt: authorities that were replaced there stay trusted for a day, while
+	// certificates that they signed are still in use. Empty to publish the ca.crt
+	// of Follow alone.
+	Trust string
 	// Leaves to keep, each in the Secret of its name.
 	Leaves []Request
 	// Webhooks are names of MutatingWebhookConfigurations whose caBundle is ours.
@@ -182,15 +192,7 @@ func (c *Controller) Once(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	if c.Authority == "" {
-		secret, err := c.secret(ctx, c.Follow)
-		if err != nil {
-			return 0, err
-		}
-		bundle := secret.Data[keyBundle]
-		if len(bundle) == 0 {
-			return 0, fmt.Errorf("secret %s/%s has no %s to publish", c.Namespace, c.Follow, keyBundle)
-		}
-		return maxInterval, c.publish(ctx, bundle)
+		return followInterval, c.follow(ctx)
 	}
 	authority, err := c.secret(ctx, c.Authority)
 	if err != nil {
@@ -241,6 +243,55 @@ func (c *Controller) Once(ctx context.Context) (time.Duration, error) {
 		c.expiry.WithLabelValues(c.Authority).Set(float64(cert.NotAfter.Unix()))
 	}
 	return out.Again, nil
+}
+
+// follow publishes the authority of a certificate that somebody else keeps. One
+// that did not sign it is refused: all who trust us would stop to.
+func (c *Controller) follow(ctx context.Context) error {
+	secret, err := c.secret(ctx, c.Follow)
+	if err != nil {
+		return err
+	}
+	bundle := secret.Data[keyBundle]
+	if len(bundle) == 0 {
+		return fmt.Errorf("secret %s/%s has no %s to publish", c.Namespace, c.Follow, keyBundle)
+	}
+	leaf, err := checkChain(secret.Data[keyCert], bundle)
+	if err != nil {
+		return fmt.Errorf("secret %s/%s: %w", c.Namespace, c.Follow, err)
+	}
+	c.expiry.WithLabelValues(c.Follow).Set(float64(leaf.NotAfter.Unix()))
+	if c.Trust != "" {
+		if bundle, err = c.keepBundle(ctx, c.Trust, bundle); err != nil {
+			return err
+		}
+	}
+	return c.publish(ctx, bundle)
+}
+
+// checkChain gives the first certificate of a chain, PEM, and an error when no
+// authority of the bundle has signed it. Its time is not looked at.
+func checkChain(chain, bundle []byte) (*x509.Certificate, error) {
+	var leaf *x509.Certificate
+	between, roots := x509.NewCertPool(), x509.NewCertPool()
+	eachCertificate(chain, func(_ *pem.Block, cert *x509.Certificate) {
+		if leaf == nil {
+			leaf = cert
+			return
+		}
+		between.AddCert(cert)
+	})
+	if leaf == nil {
+		return nil, fmt.Errorf("%s has no certificate", keyCert)
+	}
+	roots.AppendCertsFromPEM(bundle)
+	_, err := leaf.Verify(x509.VerifyOptions{
+		Roots: roots, Intermediates: between, CurrentTime: leaf.NotAfter, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
+	if unknown := (x509.UnknownAuthorityError{}); errors.As(err, &unknown) {
+		return nil, fmt.Errorf("no authority of %s has signed %s", keyBundle, keyCert)
+	}
+	return leaf, nil
 }
 
 // keepToken makes the admission token when there is none, and learns the path

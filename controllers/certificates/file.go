@@ -18,6 +18,7 @@ import (
 type File struct {
 	Authority       string           `json:"authority,omitempty"`
 	Follow          string           `json:"follow,omitempty"`
+	Trust           string           `json:"trust,omitempty"`
 	Leaves          []fileLeaf       `json:"leaves,omitempty"`
 	Webhooks        []string         `json:"webhooks,omitempty"`
 	AdmissionSecret string           `json:"admissionSecret,omitempty"`
@@ -54,6 +55,8 @@ func ParseFile(text []byte) (File, error) {
 	switch {
 	case (f.Authority == "") == (f.Follow == ""):
 		return File{}, errors.New("certificates: one of authority and follow is needed")
+	case f.Authority != "" && f.Trust != "":
+		return File{}, errors.New("certificates: trust belongs to follow: an authority of our own is in its Secret")
 	case f.Authority == "" && len(f.Leaves) > 0:
 		return File{}, errors.New("certificates: leaves need an authority")
 	case (f.ClientAuthority.Webhook == "") != (f.ClientAuthority.ConfigMap == ""):
@@ -86,7 +89,7 @@ func ParseFile(text []byte) (File, error) {
 // Options gives what the file says; the rest is for the caller to fill in.
 func (f File) Options() Options {
 	o := Options{
-		Authority: f.Authority, Follow: f.Follow, Webhooks: f.Webhooks, AdmissionSecret: f.AdmissionSecret,
+		Authority: f.Authority, Follow: f.Follow, Trust: f.Trust, Webhooks: f.Webhooks, AdmissionSecret: f.AdmissionSecret,
 		ClientAuthority: ClientAuthority(f.ClientAuthority), Lifetimes: f.Lifetimes.lifetimes(),
 	}
 	for _, l := range f.Leaves {

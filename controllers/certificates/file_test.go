@@ -53,6 +53,7 @@ func TestAFileThatCannotBeMeant(t *testing.T) {
 	for name, c := range map[string]struct{ text, err string }{
 		"nothing to keep":                       {"webhooks: [a]", "one of authority and follow"},
 		"both an authority and one to follow":   {"{authority: a, follow: b}", "one of authority and follow"},
+		"a bundle to trust of our own":          {"{authority: a, trust: b}", "trust belongs to follow"},
 		"leaves that nobody signs":              {"{follow: b, leaves: [{name: c}]}", "leaves need an authority"},
 		"a leaf without a name":                 {"{authority: a, leaves: [{hosts: [x]}]}", "leaves[0].name"},
 		"half a client authority":               {"{authority: a, clientAuthority: {webhook: w}}", "both webhook and configMap"},
