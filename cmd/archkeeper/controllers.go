@@ -4,22 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -27,16 +26,15 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	certificatekeeper "github.com/archkeeper/archkeeper/controllers/certificates"
-	"github.com/archkeeper/archkeeper/controllers/config"
 	"github.com/archkeeper/archkeeper/controllers/importmode"
 	"github.com/archkeeper/archkeeper/controllers/mirrors"
 	"github.com/archkeeper/archkeeper/controllers/placement"
 	"github.com/archkeeper/archkeeper/internal/kube"
+	"github.com/archkeeper/archkeeper/internal/probes"
+	"github.com/archkeeper/archkeeper/provider"
 	"github.com/archkeeper/archkeeper/provider/client"
 	"github.com/archkeeper/archkeeper/provider/imageref"
 	mirrorfiles "github.com/archkeeper/archkeeper/provider/mirrors"
-	"github.com/archkeeper/archkeeper/provider/reload"
-	"github.com/archkeeper/archkeeper/rego"
 )
 
 // The controllers of --enable.
@@ -47,53 +45,34 @@ const (
 	enableCertificates = "certificates"
 )
 
-// controllersFlags are those of `archkeeper controllers`.
-type controllersFlags struct {
-	enable     []string
-	namespace  string
-	lease      string
-	probe      string
-	kubeconfig string
-	log        logFlags
+// controllingFlags say which controllers run, and how.
+type controllingFlags struct {
+	enable        []string
+	namespace     string
+	lease         string
+	leaseDuration time.Duration
 
-	config          string
-	policyDir       string
-	provider        string
-	providerCA      string
-	certFile        string
-	keyFile         string
-	tokenFile       string
-	workers         int
-	gatekeeper      string
-	leaseDuration   time.Duration
+	workers    int
+	gatekeeper string
+
 	certificates    string
 	mirrorsConfig   string
-	importModeMode  string
-	hosted          string
 	delivery        string
 	pools           []string
 	maxDisruption   string
 	mirrorsPolicy   bool
 	protected       []string
+	hosted          string
+	importModeMode  string
 	versionsMissing string
 }
 
-func (f *controllersFlags) add(flags *pflag.FlagSet) {
+func (f *controllingFlags) add(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.enable, "enable", []string{enablePlacement}, "`CONTROLLERS` to run: placement, mirrors, importmode, certificates")
 	flags.StringVar(&f.namespace, "namespace", "archkeeper-system", "`NAMESPACE` that we run in: of the Lease and of what the controllers keep")
 	flags.StringVar(&f.lease, "lease", "archkeeper-controllers", "`NAME` of the Lease by which one replica leads, and by which admission knows that gated pods will be freed")
 	flags.DurationVar(&f.leaseDuration, "lease-duration", 15*time.Second, "time after which a leader that is gone is replaced")
-	flags.StringVar(&f.probe, "probe-listen", ":9090", "`ADDRESS` of health, readiness and metrics, without TLS")
-	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`FILE` that says how to reach the API server; else KUBECONFIG, else the pod's own access")
-	f.log.add(flags)
 
-	flags.StringVar(&f.config, "config", "", "`FILE` with the Configuration; its defaults when not given; followed when it changes, like all files")
-	flags.StringVar(&f.policyDir, "policy-dir", "", "`DIR` of Rego files, or an OPA bundle, that extends or replaces the placement policy")
-	flags.StringVar(&f.provider, "provider", "", "`URL` of the provider's data port, such as https://archkeeper-provider.archkeeper-system.svc:8443")
-	flags.StringVar(&f.providerCA, "provider-ca", "", "PEM `FILE` of the authorities of the provider's certificate")
-	flags.StringVar(&f.certFile, "tls-cert", "", "PEM `FILE` with the client certificate that is shown to the provider; it may come later")
-	flags.StringVar(&f.keyFile, "tls-key", "", "PEM `FILE` with the key of --tls-cert")
-	flags.StringVar(&f.tokenFile, "provider-token-file", "", "`FILE` with a bearer token for the provider, instead of a certificate")
 	flags.IntVar(&f.workers, "placement-workers", placement.DefaultWorkers, "pods that are worked on at the same time")
 	flags.StringVar(&f.gatekeeper, "gatekeeper-namespace", "gatekeeper-system", "`NAMESPACE` of Gatekeeper, whose pods are never placed")
 
@@ -109,31 +88,82 @@ func (f *controllersFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.versionsMissing, "when-clusterversion-missing", "Hold", "without a ClusterVersion: Hold or Legacy")
 }
 
-func (f *controllersFlags) enabled(name string) bool { return slices.Contains(f.enable, name) }
+func (f *controllingFlags) enabled(name string) bool { return slices.Contains(f.enable, name) }
 
 // check finds what cannot be meant.
-func (f *controllersFlags) check() error {
+func (f *controllingFlags) check() error {
 	all := []string{enablePlacement, enableMirrors, enableImportMode, enableCertificates}
 	for _, name := range f.enable {
 		if !slices.Contains(all, name) {
-			return fmt.Errorf("controllers: --enable %q is none of %v", name, all)
+			return fmt.Errorf("--enable %q is none of %v", name, all)
 		}
 	}
 	switch {
 	case len(f.enable) == 0:
-		return errors.New("controllers: --enable names no controller")
-	case f.enabled(enablePlacement) && (f.provider == "" || f.providerCA == ""):
-		return errors.New("controllers: placement needs --provider and --provider-ca")
-	case (f.certFile == "") != (f.keyFile == ""):
-		return errors.New("controllers: --tls-cert and --tls-key belong together")
+		return errors.New("--enable names no controller")
 	case f.enabled(enableCertificates) && f.certificates == "":
-		return errors.New("controllers: certificates needs --certificates")
+		return errors.New("certificates needs --certificates")
 	case f.versionsMissing != "Hold" && f.versionsMissing != "Legacy":
-		return fmt.Errorf("controllers: --when-clusterversion-missing %q is none of Hold, Legacy", f.versionsMissing)
+		return fmt.Errorf("--when-clusterversion-missing %q is none of Hold, Legacy", f.versionsMissing)
 	case f.leaseDuration < 3*time.Second:
-		return fmt.Errorf("controllers: --lease-duration %s is shorter than 3s", f.leaseDuration)
+		return fmt.Errorf("--lease-duration %s is shorter than 3s", f.leaseDuration)
 	}
 	return nil
+}
+
+// askingFlags say how the provider is asked.
+type askingFlags struct {
+	provider, providerCA         string
+	certFile, keyFile, tokenFile string
+}
+
+func (f *askingFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.provider, "provider", "", "`URL` of the provider's data port, such as https://archkeeper-provider.archkeeper-system.svc:8443")
+	flags.StringVar(&f.providerCA, "provider-ca", "", "PEM `FILE` of the authorities of the provider's certificate")
+	flags.StringVar(&f.certFile, "tls-cert", "", "PEM `FILE` with the client certificate that is shown to the provider; it may come later")
+	flags.StringVar(&f.keyFile, "tls-key", "", "PEM `FILE` with the key of --tls-cert")
+	flags.StringVar(&f.tokenFile, "provider-token-file", "", "`FILE` with a bearer token for the provider, instead of a certificate")
+}
+
+// asking is how placement learns about images.
+type asking struct {
+	inspector  provider.Inspector
+	pin        func(ctx context.Context, images []string) map[string]string
+	generation func(context.Context) (provider.Generation, error)
+	run        []func(context.Context)
+}
+
+func (f *askingFlags) open(s *service) *asking {
+	asks := client.NewDeferred(client.Options{
+		URL: f.provider, CAFile: f.providerCA, CertFile: f.certFile, KeyFile: f.keyFile, TokenFile: f.tokenFile, Log: s.log,
+	})
+	return &asking{inspector: asks, pin: asks.Pin, generation: asks.Generation, run: []func(context.Context){asks.Run}}
+}
+
+// controllersFlags are those of `archkeeper controllers`.
+type controllersFlags struct {
+	service     serviceFlags
+	controlling controllingFlags
+	placement   placementFlags
+	asking      askingFlags
+}
+
+func (f *controllersFlags) add(flags *pflag.FlagSet) {
+	f.service.add(flags, "everything")
+	f.controlling.add(flags)
+	f.placement.add(flags)
+	f.asking.add(flags)
+}
+
+// check finds what cannot be meant.
+func (f *controllersFlags) check() error {
+	switch {
+	case f.controlling.enabled(enablePlacement) && (f.asking.provider == "" || f.asking.providerCA == ""):
+		return errors.New("placement needs --provider and --provider-ca")
+	case (f.asking.certFile == "") != (f.asking.keyFile == ""):
+		return errors.New("--tls-cert and --tls-key belong together")
+	}
+	return f.controlling.check()
 }
 
 func newControllersCommand(std streams) *cobra.Command {
@@ -156,7 +186,7 @@ objects into a registries.conf. importmode keeps status.imageStreamImportMode
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(); err != nil {
-				return err
+				return fmt.Errorf("controllers: %w", err)
 			}
 			return f.run(cmd.Context(), std)
 		},
@@ -165,73 +195,97 @@ objects into a registries.conf. importmode keeps status.imageStreamImportMode
 	return cmd
 }
 
-// controllersParts are what every controller is made with.
-type controllersParts struct {
-	manager   manager.Manager
-	cluster   *rest.Config
-	client    kubernetes.Interface
-	dynamic   dynamic.Interface
-	metrics   prometheus.Registerer
-	log       *slog.Logger
-	placement func(ctx context.Context) error // looks at every gated pod again; nil without placement
-}
-
 // run makes the manager and the controllers, and serves until ctx ends.
 func (f *controllersFlags) run(ctx context.Context, std streams) error {
-	logger, _, err := f.log.open(std.err)
+	s, err := f.service.open(std, ctrlmetrics.Registry, "archkeeper")
 	if err != nil {
 		return err
 	}
-	log.SetLogger(logr.FromSlogHandler(logger.Handler()))
-	cluster, err := kube.Config(f.kubeconfig, os.Getenv, "archkeeper/"+version)
+	c, err := f.controlling.open(s)
 	if err != nil {
-		return err
-	}
-	if cluster == nil {
-		return errors.New("controllers: no API server: run in a cluster, or name one with --kubeconfig or KUBECONFIG")
-	}
-	cluster.QPS, cluster.Burst = -1, -1 // the API server's priority and fairness decides
-
-	parts := controllersParts{cluster: cluster, metrics: ctrlmetrics.Registry, log: logger}
-	var ready atomic.Bool
-	if parts.manager, err = manager.New(cluster, f.managerOptions(logger, cluster, &ready)); err != nil {
 		return fmt.Errorf("controllers: %w", err)
 	}
-	if parts.client, err = kubernetes.NewForConfig(cluster); err != nil {
-		return err
-	}
-	if parts.dynamic, err = dynamic.NewForConfig(cluster); err != nil {
-		return err
-	}
-	for _, c := range []struct {
-		name string
-		add  func(context.Context, *controllersParts) error
-	}{
-		{enableCertificates, f.addCertificates},
-		{enablePlacement, f.addPlacement},
-		{enableMirrors, f.addMirrors},
-		{enableImportMode, f.addImportMode},
-	} {
-		if !f.enabled(c.name) {
-			continue
+	if f.controlling.enabled(enablePlacement) {
+		place, err := f.placement.open(ctx, s, []string{f.controlling.namespace, f.controlling.gatekeeper}, func() { c.again(ctx) })
+		if err != nil {
+			return err
 		}
-		if err := c.add(ctx, &parts); err != nil {
+		if err := f.controlling.addPlacement(c, place, f.asking.open(s)); err != nil {
 			return err
 		}
 	}
-	// The manager starts what needs no leader once the caches are filled.
-	if err := parts.manager.Add(everywhere(func(ctx context.Context) {
-		ready.Store(true)
-		<-ctx.Done()
-		ready.Store(false)
-	})); err != nil {
+	if err := f.controlling.addOthers(c); err != nil {
 		return err
 	}
-	logger.Info("starting", "version", version, "controllers", f.enable, "lease", f.namespace+"/"+f.lease, "probe", f.probe)
-	return parts.manager.Start(ctx)
+	probing, stop := context.WithCancel(context.WithoutCancel(ctx)) // the port tells to the end
+	var probe errgroup.Group
+	probe.Go(func() error { return probes.Serve(probing, s.probe, s.probes(c.ready.Unmet)) })
+	s.log.Info("starting", f.controlling.said(s)...)
+	err = c.manager.Start(ctx)
+	stop()
+	return errors.Join(err, probe.Wait())
 }
 
-func (f *controllersFlags) managerOptions(logger *slog.Logger, cluster *rest.Config, ready *atomic.Bool) manager.Options {
+// controllers are a manager and what every controller is made with.
+type controllers struct {
+	*service
+	manager manager.Manager
+	client  kubernetes.Interface
+	dynamic dynamic.Interface
+	ready   probes.Conditions
+
+	placement *placement.Reconciler // nil without placement
+}
+
+// again looks again at every gated pod.
+func (c *controllers) again(ctx context.Context) {
+	if c.placement == nil {
+		return
+	}
+	if err := c.placement.Reevaluate(ctx); err != nil {
+		c.log.Error("could not look again at gated pods", "error", err)
+	}
+}
+
+// everywhere adds what runs in every replica, whoever leads.
+func (c *controllers) everywhere(all ...func(context.Context)) error {
+	for _, run := range all {
+		if err := c.manager.Add(everywhere(run)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// open makes the manager.
+func (f *controllingFlags) open(s *service) (*controllers, error) {
+	log.SetLogger(logr.FromSlogHandler(s.log.Handler()))
+	if s.cluster == nil {
+		return nil, errors.New("no API server: run in a cluster, or name one with --kubeconfig or KUBECONFIG")
+	}
+	cluster := rest.CopyConfig(s.cluster)
+	cluster.QPS, cluster.Burst = -1, -1 // the API server's priority and fairness decides
+	var filled atomic.Bool
+	c := &controllers{service: s, ready: probes.Conditions{"controllers": notYet(filled.Load)}}
+	var err error
+	if c.manager, err = manager.New(cluster, f.managerOptions(s, cluster)); err != nil {
+		return nil, err
+	}
+	if c.client, err = kubernetes.NewForConfig(cluster); err != nil {
+		return nil, err
+	}
+	if c.dynamic, err = dynamic.NewForConfig(cluster); err != nil {
+		return nil, err
+	}
+	// The manager starts what needs no leader once the caches are filled.
+	return c, c.everywhere(func(ctx context.Context) {
+		filled.Store(true)
+		<-ctx.Done()
+		filled.Store(false)
+	})
+}
+
+func (f *controllingFlags) managerOptions(s *service, cluster *rest.Config) manager.Options {
 	// A connection of its own: a burst of patches must not keep the Lease from being
 	// renewed. Transports are shared unless something differs.
 	election := rest.CopyConfig(cluster)
@@ -240,7 +294,7 @@ func (f *controllersFlags) managerOptions(logger *slog.Logger, cluster *rest.Con
 	shutdown := 10 * time.Second
 	options := manager.Options{
 		Scheme:                        clientgoscheme.Scheme,
-		Logger:                        logr.FromSlogHandler(logger.Handler()),
+		Logger:                        logr.FromSlogHandler(s.log.Handler()),
 		LeaderElection:                true,
 		LeaderElectionConfig:          election,
 		LeaderElectionID:              f.lease,
@@ -250,18 +304,10 @@ func (f *controllersFlags) managerOptions(logger *slog.Logger, cluster *rest.Con
 		RenewDeadline:                 &renew,
 		RetryPeriod:                   &retry,
 		GracefulShutdownTimeout:       &shutdown,
-		HealthProbeBindAddress:        "0",
 		Controller:                    ctrlconfig.Controller{},
-		Metrics: metricsserver.Options{BindAddress: f.probe, ExtraHandlers: map[string]http.Handler{
-			"/healthz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }),
-			"/readyz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				if !ready.Load() {
-					http.Error(w, "not ready", http.StatusServiceUnavailable)
-					return
-				}
-				fmt.Fprintln(w, "ok")
-			}),
-		}},
+		// The probe port is ours.
+		HealthProbeBindAddress: "0",
+		Metrics:                metricsserver.Options{BindAddress: "0"},
 	}
 	if f.enabled(enablePlacement) {
 		options.Cache = placement.CacheOptions()
@@ -269,73 +315,55 @@ func (f *controllersFlags) managerOptions(logger *slog.Logger, cluster *rest.Con
 	return options
 }
 
+// said is what the log says of controllers that begin.
+func (f *controllingFlags) said(s *service) []any {
+	return []any{"version", version, "controllers", f.enable, "lease", f.namespace + "/" + f.lease, "probe", s.probe.Addr().String()}
+}
+
 // addPlacement adds the controller that frees gated pods.
-func (f *controllersFlags) addPlacement(ctx context.Context, parts *controllersParts) error {
-	asks := client.NewDeferred(client.Options{
-		URL: f.provider, CAFile: f.providerCA, CertFile: f.certFile, KeyFile: f.keyFile, TokenFile: f.tokenFile, Log: parts.log,
+func (f *controllingFlags) addPlacement(c *controllers, place *placing, asks *asking) error {
+	c.placement = placement.New(placement.Options{
+		Reader: c.manager.GetClient(), Live: c.manager.GetAPIReader(), Writer: c.manager.GetClient(),
+		Inspector: asks.inspector, Evaluator: place.evaluator, Placement: place.settings, Pin: asks.pin, Cluster: place.cluster,
+		Recorder: c.manager.GetEventRecorder("archkeeper-placement"), Workers: f.workers,
+		Metrics: placement.NewMetrics(c.metrics), Log: c.log,
 	})
-	evaluator, err := rego.New(ctx, rego.Options{UserPolicy: f.policyDir, Log: parts.log, Metrics: rego.NewMetrics(parts.metrics)})
-	if err != nil {
-		return err
-	}
-	var again atomic.Pointer[func()] // set once there is a controller to tell
-	settings, follow, err := f.openPlacement(parts.log, func() {
-		if tell := again.Load(); tell != nil {
-			(*tell)()
-		}
-	})
-	if err != nil {
-		return err
-	}
-	nodes, err := kube.NewNodes(parts.client.CoreV1())
-	if err != nil {
-		return err
-	}
-	reconciler := placement.New(placement.Options{
-		Reader: parts.manager.GetClient(), Live: parts.manager.GetAPIReader(), Writer: parts.manager.GetClient(),
-		Inspector: asks, Evaluator: evaluator, Placement: settings, Pin: asks.Pin,
-		Cluster: func() (known rego.Cluster) {
-			known.Architectures, known.OperatingSystems = nodes.Kinds()
-			return known
-		},
-		Recorder: parts.manager.GetEventRecorder("archkeeper-placement"), Workers: f.workers,
-		Metrics: placement.NewMetrics(parts.metrics), Log: parts.log,
-	})
-	if err := reconciler.SetupWithManager(parts.manager); err != nil {
+	if err := c.placement.SetupWithManager(c.manager); err != nil {
 		return fmt.Errorf("placement: %w", err)
 	}
-	tell := func() {
-		if err := reconciler.Reevaluate(ctx); err != nil {
-			parts.log.Error("could not look again at gated pods", "error", err)
-		}
+	if err := c.everywhere(place.run...); err != nil {
+		return err
 	}
-	again.Store(&tell)
-	for _, run := range []func(context.Context){asks.Run, follow, nodes.Run, func(ctx context.Context) { _ = evaluator.Run(ctx) }} {
-		if err := parts.manager.Add(everywhere(run)); err != nil {
+	if err := c.everywhere(asks.run...); err != nil {
+		return err
+	}
+	return c.everywhere(func(ctx context.Context) {
+		c.placement.FollowGeneration(ctx, clock.RealClock{}, asks.generation)
+	})
+}
+
+// addOthers adds the controllers that are enabled beside placement.
+func (f *controllingFlags) addOthers(c *controllers) error {
+	for _, each := range []struct {
+		name string
+		add  func(*controllers) error
+	}{
+		{enableCertificates, f.addCertificates},
+		{enableMirrors, f.addMirrors},
+		{enableImportMode, f.addImportMode},
+	} {
+		if !f.enabled(each.name) {
+			continue
+		}
+		if err := each.add(c); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// openPlacement gives the configuration in force, and what follows its file.
-func (f *controllersFlags) openPlacement(logger *slog.Logger, changed func()) (func() config.Placement, func(context.Context), error) {
-	if f.config == "" {
-		settings := config.Default().Placement.Excluding(f.namespace, f.gatekeeper)
-		return func() config.Placement { return settings }, func(ctx context.Context) { <-ctx.Done() }, nil
-	}
-	value, err := reload.New([]string{f.config}, func(contents [][]byte) (config.Placement, error) {
-		parsed, err := config.Parse(contents[0])
-		return parsed.Placement.Excluding(f.namespace, f.gatekeeper), err
-	}, reload.Options{Log: logger.With("file", "configuration"), OnChange: changed})
-	if err != nil {
-		return nil, nil, err
-	}
-	return value.Get, value.Run, nil
-}
-
 // addMirrors adds the controller that merges mirror objects.
-func (f *controllersFlags) addMirrors(_ context.Context, parts *controllersParts) error {
+func (f *controllingFlags) addMirrors(c *controllers) error {
 	worst, ok := mirrorfiles.ParseDisruption(f.maxDisruption)
 	if !ok {
 		return fmt.Errorf("--mirrors-max-disruption %q is none of reload, drain, reboot", f.maxDisruption)
@@ -352,21 +380,21 @@ func (f *controllersFlags) addMirrors(_ context.Context, parts *controllersParts
 		}
 		protected = append(protected, ref)
 	}
-	c, err := mirrors.New(mirrors.Options{
-		Dynamic: parts.dynamic, Discovery: parts.client.Discovery(), Client: parts.client,
+	keeper, err := mirrors.New(mirrors.Options{
+		Dynamic: c.dynamic, Discovery: c.client.Discovery(), Client: c.client,
 		Namespace: f.namespace, Name: f.mirrorsConfig,
 		Delivery: delivery, Pools: f.pools, MaxDisruption: worst, Policy: f.mirrorsPolicy, Protected: protected,
-		Recorder: parts.manager.GetEventRecorderFor("archkeeper-mirrors"), //nolint:staticcheck // SA1019: it takes the older recorder
-		Metrics:  parts.metrics, Log: parts.log,
+		Recorder: c.manager.GetEventRecorderFor("archkeeper-mirrors"), //nolint:staticcheck // SA1019: it takes the older recorder
+		Metrics:  c.metrics, Log: c.log,
 	})
 	if err != nil {
 		return err
 	}
-	return parts.manager.Add(c)
+	return c.manager.Add(keeper)
 }
 
 // addImportMode adds the controller that keeps the import mode.
-func (f *controllersFlags) addImportMode(_ context.Context, parts *controllersParts) error {
+func (f *controllingFlags) addImportMode(c *controllers) error {
 	policy, err := importmode.ParsePolicy(f.importModeMode)
 	if err != nil {
 		return fmt.Errorf("--importmode-mode: %w", err)
@@ -375,7 +403,7 @@ func (f *controllersFlags) addImportMode(_ context.Context, parts *controllersPa
 	if f.versionsMissing == "Legacy" {
 		missing = importmode.Legacy
 	}
-	governed, there := parts.dynamic, parts.client
+	governed, there := c.dynamic, c.client
 	if f.hosted != "" {
 		hosted, err := kube.Config(f.hosted, os.Getenv, "archkeeper/"+version)
 		if err != nil {
@@ -388,20 +416,20 @@ func (f *controllersFlags) addImportMode(_ context.Context, parts *controllersPa
 			return fmt.Errorf("--hosted-kubeconfig: %w", err)
 		}
 	}
-	c, err := importmode.New(importmode.Options{
-		Governed: governed, Discovery: there.Discovery(), Own: parts.client, Hosted: f.hosted != "",
+	keeper, err := importmode.New(importmode.Options{
+		Governed: governed, Discovery: there.Discovery(), Own: c.client, Hosted: f.hosted != "",
 		Namespace: f.namespace, Name: "archkeeper-importmode", Policy: policy, WhenMissing: missing,
-		Recorder: parts.manager.GetEventRecorderFor("archkeeper-importmode"), //nolint:staticcheck // SA1019: it takes the older recorder
-		Metrics:  parts.metrics, Log: parts.log,
+		Recorder: c.manager.GetEventRecorderFor("archkeeper-importmode"), //nolint:staticcheck // SA1019: it takes the older recorder
+		Metrics:  c.metrics, Log: c.log,
 	})
 	if err != nil {
 		return err
 	}
-	return parts.manager.Add(c)
+	return c.manager.Add(keeper)
 }
 
 // addCertificates adds the controller that keeps our certificates.
-func (f *controllersFlags) addCertificates(_ context.Context, parts *controllersParts) error {
+func (f *controllingFlags) addCertificates(c *controllers) error {
 	text, err := os.ReadFile(f.certificates)
 	if err != nil {
 		return err
@@ -411,13 +439,13 @@ func (f *controllersFlags) addCertificates(_ context.Context, parts *controllers
 		return fmt.Errorf("%s: %w", f.certificates, err)
 	}
 	options := file.Options()
-	options.Client, options.Dynamic, options.Namespace = parts.client, parts.dynamic, f.namespace
-	options.Metrics, options.Log = parts.metrics, parts.log
-	c, err := certificatekeeper.New(options)
+	options.Client, options.Dynamic, options.Namespace = c.client, c.dynamic, f.namespace
+	options.Metrics, options.Log = c.metrics, c.log
+	keeper, err := certificatekeeper.New(options)
 	if err != nil {
 		return err
 	}
-	return parts.manager.Add(c)
+	return c.manager.Add(keeper)
 }
 
 // everywhere runs in every replica, whoever leads.

@@ -131,7 +131,7 @@ func (f *explainFlags) run(ctx context.Context, std streams, args []string) erro
 		return err
 	}
 	defer inspector.Close()
-	mirrors, err := f.ask.registries.openMirrors(f.ask.log(std))
+	mirrors, err := f.ask.registries.openMirrors(f.ask.log(std), nil)
 	if err != nil {
 		return err
 	}

@@ -163,7 +163,7 @@ be read; 2 a mirror differs; 3 a registry did not give an answer.`,
 				return err
 			}
 			if ask.registries.registriesConf != "" {
-				named, err := ask.registries.openMirrors(log)
+				named, err := ask.registries.openMirrors(log, nil)
 				if err != nil {
 					return err
 				}

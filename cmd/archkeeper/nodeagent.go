@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
-	"os"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -12,18 +10,15 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/archkeeper/archkeeper/controllers/nodeagent"
-	"github.com/archkeeper/archkeeper/internal/kube"
-	"github.com/archkeeper/archkeeper/internal/probes"
 	"github.com/archkeeper/archkeeper/provider/credentials"
 )
 
 func newNodeAgentCommand(std streams) *cobra.Command {
 	var (
-		log                                        logFlags
-		runtime, namespace, configMap, node, root  string
-		probeListen, kubeconfig, reload, processes string
-		authFiles                                  []string
-		profiles                                   bool
+		service                                   serviceFlags
+		runtime, namespace, configMap, node, root string
+		reload, processes                         string
+		authFiles                                 []string
 	)
 	cmd := &cobra.Command{
 		Use:   "node-agent",
@@ -35,29 +30,25 @@ of others are never changed, and what no rule needs any more is removed.`,
 		GroupID: groupServe,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			logger, level, err := log.open(std.err)
-			if err != nil {
-				return err
-			}
 			kind, err := nodeagent.ParseRuntime(runtime)
 			if err != nil {
 				return fmt.Errorf("--runtime: %w", err)
 			}
-			config, err := kube.Config(kubeconfig, os.Getenv, "archkeeper-node-agent/"+version)
+			metrics := prometheus.NewRegistry()
+			s, err := service.open(std, metrics, "archkeeper-node-agent")
 			if err != nil {
 				return err
 			}
-			if config == nil {
+			if s.cluster == nil {
 				return errors.New("no cluster: name one with --kubeconfig or KUBECONFIG")
 			}
-			client, err := kubernetes.NewForConfig(config)
+			client, err := kubernetes.NewForConfig(s.cluster)
 			if err != nil {
 				return err
 			}
-			metrics := prometheus.NewRegistry()
 			options := nodeagent.Options{
 				Client: client, Namespace: namespace, Name: configMap, Node: node, Runtime: kind, Root: root,
-				Metrics: metrics, Log: logger,
+				Metrics: metrics, Log: s.log,
 			}
 			switch {
 			case reload == "sighup" && kind == nodeagent.CRIO:
@@ -72,13 +63,9 @@ of others are never changed, and what no rule needs any more is removed.`,
 			if err != nil {
 				return err
 			}
-			listener, err := net.Listen("tcp", probeListen) //nolint:noctx // at the start
-			if err != nil {
-				return fmt.Errorf("--probe-listen: %w", err)
-			}
 			group, ctx := errgroup.WithContext(cmd.Context())
 			group.Go(func() error { return agent.Start(ctx) })
-			group.Go(func() error { return agent.ServeProbes(ctx, listener, probes.Options{Gatherer: metrics, LogLevel: level, Pprof: profiles, Log: logger}) })
+			group.Go(func() error { return agent.ServeProbes(ctx, s.probe, s.probes(nil)) })
 			return group.Wait()
 		},
 	}
@@ -91,9 +78,6 @@ of others are never changed, and what no rule needs any more is removed.`,
 	flags.StringVar(&reload, "reload", "none", "for crio, after a change: none (CRI-O with auto_reload_registries) or sighup")
 	flags.StringVar(&processes, "proc", "/proc", "`FOLDER` with the node's processes, for --reload=sighup")
 	flags.StringArrayVar(&authFiles, "node-authfile", nil, "`FILE` with the node's own credentials, to report mirrors that have none; may be repeated")
-	flags.StringVar(&probeListen, "probe-listen", ":9090", "`ADDRESS` of health, metrics and the node's report, without TLS")
-	flags.StringVar(&kubeconfig, "kubeconfig", "", "`FILE` that says how to reach the cluster; else KUBECONFIG, else the pod's own access")
-	log.add(flags)
-	flags.BoolVar(&profiles, "pprof", false, "serve Go's profiles on the probe port")
+	service.add(flags, "the ConfigMap")
 	return cmd
 }

@@ -79,9 +79,12 @@ func (f *registryFlags) openReach(log *slog.Logger) (*reach.Reach, error) {
 	})
 }
 
-// openMirrors reads the mirror configuration and follows its files.
-func (f *registryFlags) openMirrors(log *slog.Logger) (*registriesconf.Source, error) {
-	return registriesconf.Open(registriesconf.Options{File: f.registriesConf, Dir: f.registriesConfDir, Policy: f.signaturePolicy, Log: log})
+// openMirrors reads the mirror configuration and follows its files. changed is
+// called when it is another; nil for none.
+func (f *registryFlags) openMirrors(log *slog.Logger, changed func()) (*registriesconf.Source, error) {
+	return registriesconf.Open(registriesconf.Options{
+		File: f.registriesConf, Dir: f.registriesConfDir, Policy: f.signaturePolicy, Log: log, OnChange: changed,
+	})
 }
 
 // openKeychain gives the credentials of the named files, each of which must be
@@ -108,7 +111,7 @@ func (f *registryFlags) openInspector(ctx context.Context, log *slog.Logger) (*r
 	if err != nil {
 		return nil, err
 	}
-	mirrors, err := f.openMirrors(log)
+	mirrors, err := f.openMirrors(log, nil)
 	if err != nil {
 		return nil, err
 	}
