@@ -121,7 +121,7 @@ policies: {schedulingGate: true, templates: [image-architectures]}
 provider: {deadline: 3s, timeoutSeconds: 4, extraArgs: ["--shutdown-delay=0s"]}
 registries: {plainHTTPHosts: [%q], secretNamespaces: [default]}
 configuration: {placement: {holdDeadline: 10m}}
-tls: {lifetimes: {authority: 30m, leaf: 2m, overlap: 10s}}
+tls: {lifetimes: {authority: 30m, leaf: 1m, overlap: 6s}}
 logging: {format: text}
 `, images.Host)
 }
