@@ -43,7 +43,9 @@ func (f *placementFlags) open(ctx context.Context, s *service, excluded []string
 		return nil, err
 	}
 	var err error
-	p.evaluator, err = rego.New(ctx, rego.Options{UserPolicy: f.policyDir, Log: s.log, Metrics: rego.NewMetrics(s.metrics), OnReload: changed})
+	p.evaluator, err = rego.New(ctx, rego.Options{
+		UserPolicy: f.policyDir, Remember: true, OnReload: changed, Log: s.log, Metrics: rego.NewMetrics(s.metrics),
+	})
 	if err != nil {
 		return nil, err
 	}
