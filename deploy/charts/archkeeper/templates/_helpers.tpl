@@ -66,6 +66,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
 {{- define "archkeeper.mirrorsConfigMap" -}}{{ include "archkeeper.fullname" . }}-registries{{- end -}}
+{{- define "archkeeper.trust" -}}{{ include "archkeeper.fullname" . }}-trust{{- end -}}
 {{- define "archkeeper.gatekeeperCA" -}}{{ include "archkeeper.fullname" . }}-gatekeeper-ca{{- end -}}
 
 {{/* The namespaces that are never gated: the configured ones, our own and Gatekeeper's. */}}
