@@ -133,8 +133,10 @@ func New(o Options) *Cache {
 		tags:   newTable(share(40), tagCost),
 		facts:  newTable(share(48), factsCost),
 		hints:  newTable(share(12), func(struct{}) int64 { return 0 }),
-		shapes: shapes{known: make(map[string]shape)},
+		shapes: shapes{known: make(map[string]uint16)},
 	}
+	c.tags.frozen.width, c.tags.frozen.thaw = tagPayload, thawTag
+	c.facts.frozen.width, c.facts.frozen.thaw = packedFacts, c.shapes.thaw
 	if c.store == nil || !c.store.begin(func() { defer close(c.warm); c.fill() }) {
 		close(c.warm)
 	}

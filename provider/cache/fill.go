@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"encoding/binary"
 	"errors"
 	"sync"
 
@@ -15,45 +14,67 @@ const fillBatch = 4096
 
 var errStopped = errors.New("the store is closing")
 
-// fill brings the answers and facts that the store keeps into memory, up to the bound of each table,
-// and displaces nothing that is there. Meanwhile the cache asks the store for
-// what it misses, as ever. Each kind of record is read by itself: their tables
-// share no lock. Hints stay in the file: they are wanted only before a registry
-// is asked, which takes a thousand times as long as reading one.
+// fill brings the answers and facts that the store keeps into memory, up to the
+// bound of each table, and displaces nothing that is there. Meanwhile the cache
+// asks the store for what it misses, as ever. Each kind of record is read by
+// itself: their tables share no lock. Hints stay in the file: they are wanted only
+// before a registry is asked, which takes a thousand times as long as reading one.
 func (c *Cache) fill() {
-	now := c.store.clock.Now()
-	total := c.store.count()
+	tooOld := agesAt(c.store.clock.Now())
 	var running sync.WaitGroup
 	running.Go(func() {
-		fillTable(c.store, recordTag, c.tags, total/2, func(payload []byte) (tagEntry, bool, error) {
-			e, err := readTag(payload)
-			return e, err == nil && !c.store.expired(recordTag, payload, now), err
+		fillTable(c.store, recordTag, c.tags, func(_ Key, payload, to []byte) ([]byte, error) {
+			if len(payload) != tagPayload {
+				return to, errDamaged
+			}
+			if tooOld.tag(payload) {
+				return to, nil
+			}
+			return append(to, payload...), nil
 		})
 	})
 	running.Go(func() {
-		fillTable(c.store, recordFacts, c.facts, total/4, func(payload []byte) (*Facts, bool, error) {
+		fillTable(c.store, recordFacts, c.facts, func(k Key, payload, to []byte) ([]byte, error) {
+			if packed, ok := c.shapes.pack(to, payload); ok {
+				if tooOld.other(payload) {
+					return to, nil
+				}
+				return packed, nil
+			}
 			f, err := readFacts(payload, &c.shapes)
-			return f, err == nil && !c.store.expired(recordFacts, payload, now), err
+			if err == nil && !tooOld.other(payload) {
+				c.facts.putOldest(k, f) // the first with its lists, or with a warning or verdict
+			}
+			return to, err
 		})
 	})
 	running.Wait()
 }
 
-// fillTable reads all records of one kind into a table until it is full.
-// expected is about how many there are.
-func fillTable[V any](s *Store, kind byte, t *table[V], expected int, read func(payload []byte) (v V, good bool, err error)) {
-	t.beginFill(expected)
+// fillTable reads all records of one kind into a table until it is full. pack
+// appends what the table keeps of a payload to values, or nothing.
+func fillTable[V any](s *Store, kind byte, t *table[V], pack func(k Key, payload, values []byte) ([]byte, error)) {
+	t.beginFill()
 	defer t.endFill()
-	batch := make([]filled[V], 0, fillBatch)
+	var keys []Key
+	var values []byte
+	room := true
+	flush := func() {
+		room = t.freeze(keys, values) && room
+		keys, values = keys[:0], values[:0]
+	}
 	next := recordKey{kind}
-	for more := true; more; {
-		batch = batch[:0]
+	for more := true; more && room; {
 		var db *bbolt.DB
 		var err error
 		more, db, err = s.scan(&next, func(k Key, payload []byte) error {
-			v, good, err := read(payload)
-			if good {
-				batch = append(batch, filled[V]{k, v})
+			if len(keys) > 0 && keys[0][0] != k[0] {
+				flush()
+			}
+			before := len(values)
+			var err error
+			if values, err = pack(k, payload, values); len(values) > before {
+				keys = append(keys, k)
 			}
 			return err
 		})
@@ -63,8 +84,8 @@ func fillTable[V any](s *Store, kind byte, t *table[V], expected int, read func(
 			}
 			return
 		}
-		more = t.fill(batch) && more
 	}
+	flush()
 }
 
 // scan gives take the payloads of up to fillBatch records, from the key next,
@@ -108,22 +129,4 @@ func (s *Store) scan(next *recordKey, take func(k Key, payload []byte) error) (m
 		})
 	})
 	return more, db, err
-}
-
-// count gives how many records the file has, about.
-func (s *Store) count() int {
-	s.dbMu.RLock()
-	defer s.dbMu.RUnlock()
-	total := uint64(0)
-	if s.db != nil {
-		_ = guard(func() error { // it is only an estimate
-			return s.db.View(func(tx *bbolt.Tx) error {
-				if noted := tx.Bucket(bucketMeta).Get(keyCount); len(noted) == 8 {
-					total = min(binary.BigEndian.Uint64(noted), maxRecords)
-				}
-				return nil
-			})
-		})
-	}
-	return int(total) //nolint:gosec // G115: bounded
 }

@@ -14,11 +14,9 @@ const nodeOverhead = 96
 // first. Nodes live in chunks and are linked by index, so that an entry costs
 // no allocation and no pointer beside those of its value.
 type table[V any] struct {
-	mu sync.Mutex
-	// index is one map for each first byte of a key, so that filling in from a
-	// file, in the order of the keys, works on one small map at a time.
-	index  [256]map[Key]int32
-	count  int // of entries
+	mu     sync.Mutex
+	index  map[Key]int32
+	frozen frozen[V]
 	chunks []*[chunkSize]node[V]
 	next   int32 // first node never used
 	free   int32 // head of the list of freed nodes, -1 when empty
@@ -26,8 +24,8 @@ type table[V any] struct {
 	oldest int32
 	bytes  int64
 	limit  int64
-	cost   func(V) int64    // heap of a value in bytes, beside nodeOverhead
-	early  map[Key]struct{} // keys put since beginFill; nil when nothing is filled in
+	cost   func(V) int64 // heap of a value in bytes, beside nodeOverhead
+	early  *[256][]Key   // keys put since beginFill, by first byte; nil when nothing is filled in
 }
 
 type node[V any] struct {
@@ -37,7 +35,7 @@ type node[V any] struct {
 }
 
 func newTable[V any](limit int64, cost func(V) int64) *table[V] {
-	return &table[V]{free: -1, newest: -1, oldest: -1, limit: limit, cost: cost}
+	return &table[V]{index: map[Key]int32{}, free: -1, newest: -1, oldest: -1, limit: limit, cost: cost}
 }
 
 func (t *table[V]) at(i int32) *node[V] { return &t.chunks[i/chunkSize][i%chunkSize] }
@@ -45,13 +43,41 @@ func (t *table[V]) at(i int32) *node[V] { return &t.chunks[i/chunkSize][i%chunkS
 func (t *table[V]) get(k Key) (V, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i, ok := t.index[k[0]][k]
+	i, ok := t.index[k]
 	if !ok {
-		var none V
-		return none, false
+		v, ok := t.frozen.take(k)
+		if ok {
+			t.add(k, v)
+		}
+		return v, ok
 	}
 	t.touch(i)
 	return t.at(i).value, true
+}
+
+// add enters a key that is not there as the most recently used one. The lock is
+// held.
+func (t *table[V]) add(k Key, v V) {
+	i := t.take()
+	n := t.at(i)
+	n.key, n.value = k, v
+	t.index[k] = i
+	t.bytes += t.cost(v) + nodeOverhead
+	t.pushNewest(i)
+	t.shrink()
+}
+
+// shrink forgets others until the table is within its limit: those that nobody
+// asked for, then the least recently used. The lock is held.
+func (t *table[V]) shrink() {
+	for t.bytes+t.frozen.bytes > t.limit && t.frozen.count > 0 {
+		t.frozen.shrink()
+	}
+	for t.bytes > t.limit && t.oldest >= 0 {
+		i := t.oldest
+		t.bytes -= t.cost(t.at(i).value) + nodeOverhead
+		t.remove(i)
+	}
 }
 
 // put stores a value and forgets others until the table is within its limit.
@@ -61,89 +87,25 @@ func (t *table[V]) put(k Key, v V) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.early != nil {
-		t.early[k] = struct{}{}
+		t.early[k[0]] = append(t.early[k[0]], k)
 	}
+	t.frozen.take(k)
 	cost := t.cost(v) + nodeOverhead
-	if i, ok := t.index[k[0]][k]; ok {
-		t.bytes -= t.cost(t.at(i).value) + nodeOverhead
-		if cost > t.limit/8 {
+	i, ok := t.index[k]
+	switch {
+	case cost > t.limit/8:
+		if ok {
+			t.bytes -= t.cost(t.at(i).value) + nodeOverhead
 			t.remove(i)
-			return false
 		}
+		return false
+	case ok:
+		t.bytes += cost - t.cost(t.at(i).value) - nodeOverhead
 		t.at(i).value = v
-		t.bytes += cost
 		t.touch(i)
-	} else {
-		if cost > t.limit/8 {
-			return false
-		}
-		i := t.take()
-		n := t.at(i)
-		n.key, n.value = k, v
-		t.enter(k, i)
-		t.bytes += cost
-		t.pushNewest(i)
-	}
-	for t.bytes > t.limit && t.oldest >= 0 {
-		i := t.oldest
-		t.bytes -= t.cost(t.at(i).value) + nodeOverhead
-		t.remove(i)
-	}
-	return true
-}
-
-// beginFill makes room in the index for so many entries, as far as the limit
-// allows, and notes from here on what comes by put, which fill must not touch.
-func (t *table[V]) beginFill(entries int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.early = make(map[Key]struct{}, t.count)
-	each := min(int64(entries), t.limit/nodeOverhead) / int64(len(t.index))
-	for first, part := range t.index {
-		for k := range part {
-			t.early[k] = struct{}{}
-		}
-		if part == nil {
-			t.index[first] = make(map[Key]int32, each+each/8)
-		}
-	}
-}
-
-func (t *table[V]) endFill() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.early = nil
-}
-
-// filled is an entry for fill.
-type filled[V any] struct {
-	key   Key
-	value V
-}
-
-// fill adds entries, each key once between beginFill and endFill, as the least
-// recently used ones and displaces none. It tells whether there is room for more.
-func (t *table[V]) fill(entries []filled[V]) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for n := range entries {
-		e := &entries[n]
-		if _, ok := t.early[e.key]; ok {
-			continue
-		}
-		cost := t.cost(e.value) + nodeOverhead
-		if cost > t.limit/8 {
-			continue
-		}
-		if t.bytes+cost > t.limit {
-			return false
-		}
-		i := t.take()
-		n := t.at(i)
-		n.key, n.value = e.key, e.value
-		t.enter(e.key, i)
-		t.bytes += cost
-		t.pushOldest(i)
+		t.shrink()
+	default:
+		t.add(k, v)
 	}
 	return true
 }
@@ -151,30 +113,18 @@ func (t *table[V]) fill(entries []filled[V]) bool {
 func (t *table[V]) usage() (entries int, bytes int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.count, t.bytes
+	return len(t.index) + t.frozen.count, t.bytes + t.frozen.bytes
 }
 
 // remove unlinks a node and frees it; the caller has settled bytes.
 func (t *table[V]) remove(i int32) {
 	t.unlink(i)
 	n := t.at(i)
-	delete(t.index[n.key[0]], n.key)
-	t.count--
+	delete(t.index, n.key)
 	var none V
 	n.value = none
 	n.older = t.free
 	t.free = i
-}
-
-// enter puts a new key into the index.
-func (t *table[V]) enter(k Key, i int32) {
-	part := t.index[k[0]]
-	if part == nil {
-		part = make(map[Key]int32)
-		t.index[k[0]] = part
-	}
-	part[k] = i
-	t.count++
 }
 
 func (t *table[V]) take() int32 {

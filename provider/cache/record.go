@@ -1,7 +1,9 @@
 package cache
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"hash/crc32"
 	"slices"
@@ -144,6 +146,52 @@ func readFacts(b []byte, s *shapes) (*Facts, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// thawTag gives the tag answer of a payload that readTag has taken.
+func thawTag(b []byte) tagEntry {
+	e, err := readTag(b)
+	if err != nil {
+		return tagEntry{} // cannot be: the length is right
+	}
+	return e
+}
+
+// packedFacts is the width of packed facts: flags, kind, the position of their
+// lists, a SHA-256. So little is enough for most.
+const (
+	packedFacts  = 2 + 2 + sha256.Size
+	sha256Prefix = "sha256:"
+)
+
+// pack appends the packed form of what appendFacts wrote; false when it
+// needs more room, or is damaged: readFacts tells.
+func (s *shapes) pack(to, b []byte) ([]byte, bool) {
+	const hexAt = 8 + len(sha256Prefix)
+	const end = hexAt + 2*sha256.Size
+	if len(b) < end+2 || int(b[5]) >= len(kinds) || b[6] != 0 || // no error
+		int(b[7]) != end-8 || string(b[8:hexAt]) != sha256Prefix || b[end] != 0 || b[end+1] != 0 { // no message, no warnings
+		return to, false
+	}
+	n, ok := s.find(b[end+2:])
+	if !ok {
+		return to, false
+	}
+	packed, err := hex.AppendDecode(binary.BigEndian.AppendUint16(append(to, b[4], b[5]), n), b[hexAt:end])
+	if err != nil {
+		return to, false
+	}
+	return packed, true
+}
+
+// thaw gives the facts of their packed form.
+func (s *shapes) thaw(b []byte) *Facts {
+	lists := s.at(binary.BigEndian.Uint16(b[2:]))
+	return &Facts{
+		Digest: sha256Prefix + hex.EncodeToString(b[4:]), Kind: kinds[b[1]],
+		Platforms: lists.platforms, Architectures: lists.architectures, shared: true,
+		ContentOnly: b[0]&flagContentOnly != 0, Public: b[0]&flagPublic != 0,
+	}
 }
 
 type reader struct {

@@ -11,11 +11,27 @@ const (
 
 // shapes keeps one copy of each common pair of platform and architecture lists.
 type shapes struct {
-	mu    sync.Mutex
-	known map[string]shape // by both lists, as appendList writes them
+	mu    sync.RWMutex
+	known map[string]uint16 // position in all, by both lists, as appendList writes them
+	all   []shape           // only grows
 }
 
 type shape struct{ platforms, architectures []string }
+
+// at gives a pair of lists by its position.
+func (s *shapes) at(n uint16) shape {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.all[n]
+}
+
+// find gives the position of the lists that b holds when they are known.
+func (s *shapes) find(b []byte) (uint16, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	n, ok := s.known[string(b)]
+	return n, ok
+}
 
 // share gives equal lists, once for all that ask; shared is false when they are
 // not kept.
@@ -28,21 +44,20 @@ func (s *shapes) share(platforms, architectures []string) (p, a []string, shared
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if known, ok := s.known[string(b)]; ok {
-		return known.platforms, known.architectures, true
+		return s.all[known].platforms, s.all[known].architectures, true
 	}
-	if len(s.known) >= maxShapes {
+	if len(s.all) >= maxShapes {
 		return platforms, architectures, false
 	}
-	s.known[string(b)] = shape{platforms, architectures}
+	s.known[string(b)] = uint16(len(s.all)) //nolint:gosec // G115: below maxShapes
+	s.all = append(s.all, shape{platforms, architectures})
 	return platforms, architectures, true
 }
 
 // read gives the lists that b holds. Those that are known cost nothing.
 func (s *shapes) read(b []byte) (p, a []string, shared bool, err error) {
-	s.mu.Lock()
-	known, ok := s.known[string(b)]
-	s.mu.Unlock()
-	if ok {
+	if n, ok := s.find(b); ok {
+		known := s.at(n)
 		return known.platforms, known.architectures, true, nil
 	}
 	r := reader{rest: b}

@@ -265,9 +265,9 @@ var errExpired = errors.New("a record is too old")
 
 func (s *Store) tag(key Key) (tagEntry, bool) {
 	var e tagEntry
-	now := s.clock.Now()
+	tooOld := agesAt(s.clock.Now())
 	ok := s.get(recordTag, key, func(payload []byte) (err error) {
-		if e, err = readTag(payload); err == nil && s.expired(recordTag, payload, now) {
+		if e, err = readTag(payload); err == nil && tooOld.tag(payload) {
 			err = errExpired
 		}
 		return err
@@ -277,9 +277,9 @@ func (s *Store) tag(key Key) (tagEntry, bool) {
 
 func (s *Store) facts(key Key, known *shapes) (*Facts, bool) {
 	var f *Facts
-	now := s.clock.Now()
+	tooOld := agesAt(s.clock.Now())
 	ok := s.get(recordFacts, key, func(payload []byte) (err error) {
-		if f, err = readFacts(payload, known); err == nil && s.expired(recordFacts, payload, now) {
+		if f, err = readFacts(payload, known); err == nil && tooOld.other(payload) {
 			err = errExpired
 		}
 		return err
@@ -288,26 +288,45 @@ func (s *Store) facts(key Key, known *shapes) (*Facts, bool) {
 }
 
 func (s *Store) hint(key Key) bool {
-	now := s.clock.Now()
+	tooOld := agesAt(s.clock.Now())
 	return s.get(recordHint, key, func(payload []byte) error {
 		if len(payload) != hintPayload {
 			return errDamaged
 		}
-		if s.expired(recordHint, payload, now) {
+		if tooOld.other(payload) {
 			return errExpired
 		}
 		return nil
 	})
 }
 
-// expired tells whether a payload, of the right length, is too old to be used:
-// each begins with its time.
-func (s *Store) expired(kind byte, payload []byte, now time.Time) bool {
+// ages are the limits within which a record is worth reading.
+type ages struct {
+	tagFrom, tagTo int64 // Unix milliseconds
+	otherFrom      int64 // Unix seconds
+}
+
+func agesAt(now time.Time) ages {
+	return ages{now.Add(-tagLife).UnixMilli(), now.Add(time.Hour).UnixMilli(), now.Add(-factsLife).Unix()}
+}
+
+// tag tells whether the payload of a tag answer, of the right length, is too old
+// to be used, and other whether that of another record is: each begins with its
+// time.
+func (a ages) tag(payload []byte) bool {
+	at := int64(binary.BigEndian.Uint64(payload)) //nolint:gosec // G115: as written
+	return at < a.tagFrom || at > a.tagTo
+}
+
+func (a ages) other(payload []byte) bool {
+	return int64(binary.BigEndian.Uint32(payload)) < a.otherFrom
+}
+
+func (a ages) record(kind byte, payload []byte) bool {
 	if kind == recordTag {
-		at := time.UnixMilli(int64(binary.BigEndian.Uint64(payload))) //nolint:gosec // G115: as written
-		return at.Before(now.Add(-tagLife)) || at.After(now.Add(time.Hour))
+		return a.tag(payload)
 	}
-	return time.Unix(int64(binary.BigEndian.Uint32(payload)), 0).Before(now.Add(-factsLife))
+	return a.other(payload)
 }
 
 // write has a record written, or deleted when it is nil, with the next flush.
@@ -406,7 +425,7 @@ func (s *Store) update(tx *bbolt.Tx, pending map[recordKey][]byte) error {
 // prune deletes the records that are too old and, when these were few, each
 // second of the others. It gives how many are left.
 func (s *Store) prune(bucket *bbolt.Bucket) (left uint64, err error) {
-	now := s.clock.Now()
+	tooOld := agesAt(s.clock.Now())
 	for _, keepAll := range []bool{true, false} {
 		left = 0
 		second := false
@@ -418,7 +437,7 @@ func (s *Store) prune(bucket *bbolt.Bucket) (left uint64, err error) {
 				return 0, errDamaged
 			}
 			second = !second
-			if s.expired(k[0], payload, now) || !keepAll && second {
+			if tooOld.record(k[0], payload) || !keepAll && second {
 				gone = append(gone, bytes.Clone(k))
 			} else {
 				left++
