@@ -48,8 +48,9 @@ type Options struct {
 	Runtime Runtime
 	// Root is where the node's file system is mounted; default /.
 	Root string
-	// Reload makes CRI-O read its files again after a change; nil when it does so
-	// by itself (auto_reload_registries). It is never called for containerd.
+	// Reload makes CRI-O read its files again, after a change and once at the
+	// beginning; nil when it does so by itself (auto_reload_registries). It is
+	// never called for containerd.
 	Reload func(context.Context) error
 	// Keychain is what the node itself has to offer to registries; nil: not
 	// known, and missing credentials are not reported.
@@ -69,7 +70,7 @@ type Agent struct {
 	metrics *metrics
 	version string // of the runtime
 	asked   bool
-	pending bool // files have changed and CRI-O has not been told
+	pending bool // CRI-O may not have read the files as they are
 
 	mu     sync.Mutex
 	report Report
@@ -120,6 +121,7 @@ func New(o Options) (*Agent, error) {
 	}
 	return &Agent{
 		Options: o, files: files{root: o.Root}, loop: loop.New(o.Clock), metrics: m,
+		pending: true, // an agent before this one may have been killed between its write and the signal
 		report: Report{Node: o.Node, Runtime: o.Runtime},
 	}, nil
 }
@@ -280,6 +282,8 @@ func (a *Agent) missingCredentials(ctx context.Context, want Desired, next *Repo
 	if err != nil {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	var loud, plain []string
 	seen := map[string]bool{}
 	for _, e := range config.Entries() {
@@ -290,7 +294,9 @@ func (a *Agent) missingCredentials(ctx context.Context, want Desired, next *Repo
 			seen[m.Location] = true
 			found, err := a.Keychain.Lookup(ctx, provider.Scope{}, m.Location)
 			switch {
-			case len(found) > 0 || err != nil:
+			case len(found) > 0:
+			case err != nil:
+				loud = append(loud, m.Location+": the node's credentials cannot be read: "+err.Error())
 			case e.Blocked:
 				loud = append(loud, m.Location+": the source "+e.Prefix+" is never contacted, so pulls fail if this mirror wants credentials")
 			default:

@@ -110,7 +110,7 @@ func TestDropIn(t *testing.T) {
 			}
 			reloads := 0
 			a := agent(t, root, CRIO, func(o *Options) { o.Reload = func(context.Context) error { reloads++; return nil } })
-			a.version = tc.version
+			a.version, a.pending = tc.version, false // not its first look
 			a.once(t.Context(), handed(tc.conf, tc.deliver))
 			got := tree(t, root)
 			if diff := cmp.Diff(tc.after, got[dropIn]); diff != "" {
@@ -138,6 +138,27 @@ func TestDropIn(t *testing.T) {
 			a.once(t.Context(), handed(tc.conf, tc.deliver))
 			if reloads != want {
 				t.Errorf("a second look reloads again")
+			}
+		})
+	}
+}
+
+// A predecessor may have been killed between its write and the signal.
+func TestTheFirstLookOfAnAgentReloadsOnce(t *testing.T) {
+	for name, before := range map[string]string{"the file is as it should be": header + oneMirror, "the file has been removed": ""} {
+		t.Run(name, func(t *testing.T) {
+			root, conf := t.TempDir(), ""
+			if before != "" {
+				put(t, root, dropIn, before)
+				conf = oneMirror
+			}
+			reloads := 0
+			a := agent(t, root, CRIO, func(o *Options) { o.Reload = func(context.Context) error { reloads++; return nil } })
+			for range 3 {
+				a.once(t.Context(), handed(conf, mirrors.DeliveryNodes))
+			}
+			if reloads != 1 {
+				t.Errorf("%d reloads, want 1", reloads)
 			}
 		})
 	}
@@ -185,6 +206,7 @@ func TestHosts(t *testing.T) {
 	put(t, root, "etc/containerd/certs.d/old.io/ca.crt", "a certificate")
 	put(t, root, "etc/containerd/config.toml", "version = 2\n")
 	conf := strings.ReplaceAll(oneMirror, "s.io", "foreign.io") + strings.ReplaceAll(oneMirror, "s.io", "p.io:5000") + oneMirror + "[[registry]]\nlocation = \"b.io\"\nblocked = true\n"
+	put(t, root, "etc/containerd/certs.d/README", "a file where folders are")
 	reload := func(context.Context) error { t.Error("a signal to containerd"); return nil }
 	a := agent(t, root, Containerd, func(o *Options) { o.Reload = reload })
 	a.once(t.Context(), handed(conf, mirrors.DeliveryNodes))
@@ -193,6 +215,7 @@ func TestHosts(t *testing.T) {
 		"etc/containerd/certs.d/foreign.io/hosts.toml": "server = \"https://x\"\n",
 		"etc/containerd/certs.d/p.io_5000_/hosts.toml": "server = \"https://y\"\n",
 		"etc/containerd/certs.d/old.io/ca.crt":         "a certificate",
+		"etc/containerd/certs.d/README":                "a file where folders are",
 		"etc/containerd/certs.d/s.io/hosts.toml":       header + "server = \"https://s.io\"\n\n[host.\"https://m.io\"]\ncapabilities = [\"pull\"]\n",
 	}
 	if diff := cmp.Diff(want, tree(t, root)); diff != "" {
@@ -283,6 +306,17 @@ func TestMirrorsWithoutCredentialsAreReported(t *testing.T) {
 	a.once(t.Context(), handed(conf, mirrors.DeliveryNodes))
 	got := a.Current().Credentials
 	if len(got) != 2 || !strings.HasPrefix(got[0], "loud.io: the source never.io is never contacted") || got[1] != "plain.io" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestCredentialsThatCannotBeReadAreReported(t *testing.T) {
+	root := t.TempDir()
+	put(t, root, "auth.json", `{"auths": {"m.io": {"auth": "?"}}}`)
+	a := agent(t, root, CRIO, func(o *Options) { o.Keychain = credentials.NewFiles(filepath.Join(root, "auth.json")) })
+	a.once(t.Context(), handed(oneMirror, mirrors.DeliveryNodes))
+	got := a.Current().Credentials
+	if len(got) != 1 || !strings.HasPrefix(got[0], "m.io: the node's credentials cannot be read: ") {
 		t.Errorf("%q", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/archkeeper/archkeeper/provider/mirrors"
 )
@@ -199,6 +200,9 @@ func (f files) hosts() ([]HostFile, error) {
 	var out []HostFile
 	for _, e := range entries {
 		data, err := read(f.path("etc/containerd/certs.d", e.Name(), "hosts.toml"))
+		if errors.Is(err, syscall.ENOTDIR) {
+			continue // a file lies where folders are; links to folders count
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -10,24 +11,35 @@ import (
 	"syscall"
 )
 
-// ReloadCRIO gives a Reload that sends SIGHUP to the process named crio, which
+// ReloadCRIO gives a Reload that sends SIGHUP to every process named crio, which
 // it finds below proc (usually /proc; the agent must share the node's process
-// names). It signals no other process.
+// names). Any process may take that name, but none can keep the signal from
+// CRI-O. It is an error when none could be signalled.
 func ReloadCRIO(proc string) func(context.Context) error {
 	return func(context.Context) error {
-		pid, err := findCRIO(proc)
+		pids, err := findCRIO(proc)
 		if err != nil {
 			return err
 		}
-		return syscall.Kill(pid, syscall.SIGHUP)
+		var failures []error
+		for _, pid := range pids {
+			if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
+				failures = append(failures, fmt.Errorf("signal crio, process %d: %w", pid, err))
+			}
+		}
+		if len(failures) < len(pids) {
+			return nil
+		}
+		return errors.Join(failures...)
 	}
 }
 
-func findCRIO(proc string) (int, error) {
+func findCRIO(proc string) ([]int, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
+	var pids []int
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -35,8 +47,11 @@ func findCRIO(proc string) (int, error) {
 		}
 		comm, err := os.ReadFile(filepath.Join(proc, e.Name(), "comm"))
 		if err == nil && strings.TrimSpace(string(comm)) == "crio" {
-			return pid, nil
+			pids = append(pids, pid)
 		}
 	}
-	return 0, errors.New("no process named crio is seen; does the agent share the node's process names (hostPID)?")
+	if len(pids) > 0 {
+		return pids, nil
+	}
+	return nil, errors.New("no process named crio is seen; does the agent share the node's process names (hostPID)?")
 }
