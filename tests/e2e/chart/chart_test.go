@@ -583,7 +583,7 @@ func (s *story) rotation(t *testing.T) {
 
 func (s *story) forbidden(t *testing.T) {
 	events, err := cluster.Audit(s.audit, func(e *auditv1.Event) bool {
-		return strings.HasPrefix(e.User.Username, "system:serviceaccount:"+namespace+":") && e.ResponseStatus != nil
+		return strings.HasPrefix(e.User.Username, "system:serviceaccount:"+s.namespace+":") && e.ResponseStatus != nil
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -65,6 +65,8 @@ type installation struct {
 	// objects are what Helm applies, and hooks what it applies before removal.
 	objects, hooks []*unstructured.Unstructured
 	address        string         // of this machine, not loopback
+	revision       string         // tells two that run side by side apart; empty for the only one
+	binary         string         // the program; empty for the one of this checkout
 	ports          map[string]int // by container and rendered port: "provider 8443"
 
 	stop    context.CancelFunc
@@ -75,11 +77,15 @@ type installation struct {
 
 // render gives an installation of the chart with values, which is YAML.
 func render(ctx context.Context, c *controlplane.Cluster, release, namespace, values string) (*installation, error) {
+	return renderChart(ctx, c, chartDir(), release, namespace, values)
+}
+
+func renderChart(ctx context.Context, c *controlplane.Cluster, chart, release, namespace, values string) (*installation, error) {
 	file := filepath.Join(c.StateDir(), release+"-values.yaml")
 	if err := controlplane.WriteFile(file, []byte(values)); err != nil {
 		return nil, err
 	}
-	manifests, err := helm(ctx, "template", release, chartDir(), "--namespace", namespace, "--values", file, "--kube-version", "1.36.3")
+	manifests, err := helm(ctx, "template", release, chart, "--namespace", namespace, "--values", file, "--kube-version", "1.36.3")
 	if err != nil {
 		return nil, err
 	}
@@ -146,6 +152,11 @@ func (i *installation) install(ctx context.Context) error {
 	if err := i.apply(ctx); err != nil {
 		return err
 	}
+	return i.run(ctx)
+}
+
+// run starts the processes of what was applied.
+func (i *installation) run(ctx context.Context) error {
 	if err := i.endpoints(ctx); err != nil {
 		return err
 	}
@@ -185,11 +196,11 @@ func (i *installation) endpoints(ctx context.Context) error {
 	return i.cluster.Apply(ctx, i.namespace, fmt.Sprintf(`
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {name: %[1]s-here, labels: {kubernetes.io/service-name: %[1]s}}
+metadata: {name: %[1]s-here%[5]s, labels: {kubernetes.io/service-name: %[1]s}}
 addressType: IPv4
 endpoints: [{addresses: [%[2]q], conditions: {ready: true, serving: true}}]
 ports: [{name: https, port: %[3]d, protocol: TCP}, {name: admission, port: %[4]d, protocol: TCP}]
-`, i.providerName(), i.address, i.ports["provider 8443"], i.ports["provider 8444"]))
+`, i.providerName(), i.address, i.ports["provider 8443"], i.ports["provider 8444"], i.revision))
 }
 
 // podSpec of a rendered Deployment or Job.
@@ -205,7 +216,7 @@ func podSpec(o *unstructured.Unstructured) (corev1.PodSpec, error) {
 
 // root is where a component's file system is imitated.
 func (i *installation) root(component string) string {
-	return filepath.Join(i.cluster.StateDir(), "pods", i.release+"-"+component)
+	return filepath.Join(i.cluster.StateDir(), "pods", i.release+i.revision+"-"+component)
 }
 
 // command gives the arguments and environment of a pod's container as the kubelet
@@ -263,9 +274,11 @@ func (i *installation) start(ctx, running context.Context, component string) err
 	if err != nil {
 		return err
 	}
-	binary, err := archkeeper.Binary(ctx, os.Stderr)
-	if err != nil {
-		return err
+	binary := i.binary
+	if binary == "" {
+		if binary, err = archkeeper.Binary(ctx, os.Stderr); err != nil {
+			return err
+		}
 	}
 	i.running.Go(func() {
 		for running.Err() == nil {
@@ -285,7 +298,7 @@ func (i *installation) start(ctx, running context.Context, component string) err
 	arguments, environment := i.command(component, &spec)
 	probe := fmt.Sprintf("http://127.0.0.1:%d/readyz", i.ports[component+" 9090"])
 	process, err := i.cluster.Run(ctx, controlplane.Program{
-		Name: i.release + "-" + component, Path: binary, Args: arguments, Env: append(environment, "KUBECONFIG="+kubeconfig),
+		Name: i.release + i.revision + "-" + component, Path: binary, Args: arguments, Env: append(environment, "KUBECONFIG="+kubeconfig),
 		Ready: func(ctx context.Context) error { return expect(ctx, probe) },
 	})
 	if err != nil {
