@@ -12,6 +12,7 @@ import (
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/archkeeper/archkeeper/internal/probes"
+	"github.com/archkeeper/archkeeper/provider"
 	"github.com/archkeeper/archkeeper/provider/credentials"
 	"github.com/archkeeper/archkeeper/provider/imageref"
 	"github.com/archkeeper/archkeeper/provider/registriesconf"
@@ -120,6 +121,14 @@ func (f *inspectingFlags) open(ctx context.Context, s *service) (*inspecting, er
 		closeCache()
 	}
 	return i, nil
+}
+
+// directly is how placement learns about images in the same process.
+func (i *inspecting) directly() *asking {
+	return &asking{
+		inspector: i.inspector, pin: server.Pinner(i.inspector, i.hasTagMirrors),
+		generation: func(ctx context.Context) (provider.Generation, error) { return i.generation.Now(ctx), nil },
+	}
 }
 
 // openKeychain gives the credentials in the kubelet's order: pull secrets, the

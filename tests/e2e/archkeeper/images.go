@@ -28,6 +28,7 @@ type Registry struct {
 	handler  http.Handler
 	requests atomic.Int64
 	delay    atomic.Int64 // nanoseconds; below zero: no answer at all
+	limits   atomic.Bool
 
 	mu     sync.Mutex
 	server *http.Server // nil while it is down
@@ -78,7 +79,24 @@ func (r *Registry) Close() error { return r.Down() }
 // answer at all.
 func (r *Registry) Delay(d time.Duration) { r.delay.Store(int64(d)) }
 
+// LimitAnonymous refuses callers without credentials, whatever these are, for a
+// minute: 429, with Retry-After.
+func (r *Registry) LimitAnonymous() { r.limits.Store(true) }
+
 func (r *Registry) serve(w http.ResponseWriter, request *http.Request) {
+	if r.limits.Load() {
+		switch _, _, known := request.BasicAuth(); {
+		case known:
+		case request.URL.Path == "/v2/":
+			w.Header().Set("WWW-Authenticate", `Basic realm="limited"`)
+			http.Error(w, "log in", http.StatusUnauthorized)
+			return
+		default:
+			w.Header().Set("Retry-After", "60")
+			http.Error(w, "too many", http.StatusTooManyRequests)
+			return
+		}
+	}
 	if request.Method == http.MethodGet || request.Method == http.MethodHead {
 		r.requests.Add(1)
 		delay := time.Duration(r.delay.Load())

@@ -68,6 +68,8 @@ type ProviderOptions struct {
 	Admission bool
 	// Flags after the others. They win.
 	Flags []string
+
+	command, account string // of StartAllInOne
 }
 
 // Provider is `archkeeper provider` as a process.
@@ -132,6 +134,9 @@ func StartProvider(ctx context.Context, c *controlplane.Cluster, log io.Writer, 
 	if o.Deadline == 0 {
 		o.Deadline = 5 * time.Second
 	}
+	if o.command == "" {
+		o.command, o.account = "provider", ServiceAccount
+	}
 	binary, err := Binary(ctx, log)
 	if err != nil {
 		return nil, err
@@ -144,7 +149,7 @@ func StartProvider(ctx context.Context, c *controlplane.Cluster, log io.Writer, 
 		CertDir:   filepath.Join(c.StateDir(), "pki", o.Name),
 		CallerDir: filepath.Join(c.StateDir(), "pki", o.Name+"-caller"),
 	}
-	if p.Kubeconfig, err = c.KubeconfigForServiceAccount(ctx, Namespace, ServiceAccount); err != nil {
+	if p.Kubeconfig, err = c.KubeconfigForServiceAccount(ctx, Namespace, o.account); err != nil {
 		return nil, err
 	}
 	if err := p.issue(); err != nil {
@@ -160,7 +165,7 @@ func StartProvider(ctx context.Context, c *controlplane.Cluster, log io.Writer, 
 	}
 	p.URL, p.ProbeURL = "https://"+ports[0], "http://"+ports[2]
 	args := []string{
-		"provider", "--listen=" + ports[0], "--admission-listen=" + ports[1], "--probe-listen=" + ports[2],
+		o.command, "--listen=" + ports[0], "--admission-listen=" + ports[1], "--probe-listen=" + ports[2],
 		"--tls-cert=" + filepath.Join(p.CertDir, "tls.crt"), "--tls-key=" + filepath.Join(p.CertDir, "tls.key"),
 		"--deadline=" + o.Deadline.String(), "--shutdown-delay=0s",
 		"--client-ca=" + filepath.Join(p.CallerDir, "ca.crt"), "--client-san=" + CallerSAN,
