@@ -136,7 +136,7 @@ func (i *Inspector) wait(ctx context.Context, tg *target, f *flight) kept {
 	late := f.waiting.Load()
 	if late == nil {
 		c := &tg.candidates[0]
-		late = timeoutError(ctx, c.registry, "asking about "+c.describe()+"; the look-up goes on")
+		late = timeoutError(ctx, c.registry, "asking about "+c.describe())
 	}
 	return kept{tag: cache.Tag{Err: late, Candidate: -1}}
 }
