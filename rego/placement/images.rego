@@ -47,6 +47,7 @@ answer(ref) := {"status": "known", "pairs": narrowed({["linux", a] | some a in d
 # scope: document
 node_types(image) := {["linux", a] | some a in list_of(image, "architectures")} | {[os, parts[1]] |
 	some platform in list_of(image, "platforms")
+	not startswith(platform, "linux/")
 	parts := split(platform, "/")
 	os := split(parts[0], "(")[0]
 	os != "linux"
@@ -60,8 +61,15 @@ node_types(image) := {["linux", a] | some a in list_of(image, "architectures")} 
 # scope: document
 narrowed(pairs) := {pair |
 	some pair in pairs
-	schedulable(pair[1])
-	regex.match(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`, pair[1])
+	placeable(pair[1])
+}
+
+# METADATA
+# description: The architecture can be the value of a node label, and pods may be placed on it.
+# scope: document
+placeable(architecture) if {
+	schedulable(architecture)
+	regex.match(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`, architecture)
 }
 
 # METADATA

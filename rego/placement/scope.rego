@@ -41,10 +41,15 @@ spec := object_of(input.pod, "spec")
 cluster := object_of(input, "cluster")
 
 # METADATA
+# description: The namespace's metadata, as far as it is known.
+# scope: document
+namespace_metadata := object_of(object_of(input, "namespace"), "metadata")
+
+# METADATA
 # description: The namespace's name, from the namespace itself or from the pod.
 # scope: document
-namespace_name := object_of(object_of(input, "namespace"), "metadata").name if {
-	object_of(object_of(input, "namespace"), "metadata").name
+namespace_name := namespace_metadata.name if {
+	namespace_metadata.name
 } else := object.get(metadata, "namespace", "default")
 
 # METADATA
@@ -52,14 +57,15 @@ namespace_name := object_of(object_of(input, "namespace"), "metadata").name if {
 # scope: document
 namespace_labels := object.union(
 	{"kubernetes.io/metadata.name": namespace_name},
-	object_of(object_of(object_of(input, "namespace"), "metadata"), "labels"),
+	object_of(namespace_metadata, "labels"),
 )
 
 # METADATA
 # description: The object at a key; empty when it is absent, null or something else.
 # scope: document
-object_of(parent, key) := parent[key] if {
-	has_object(parent, key)
+object_of(parent, key) := value if {
+	value := parent[key]
+	is_object(value)
 } else := {}
 
 # METADATA
@@ -70,8 +76,9 @@ has_object(parent, key) if is_object(parent[key])
 # METADATA
 # description: The list at a key; empty when it is absent, null or something else.
 # scope: document
-list_of(parent, key) := parent[key] if {
-	is_array(parent[key])
+list_of(parent, key) := value if {
+	value := parent[key]
+	is_array(value)
 } else := []
 
 # METADATA
@@ -103,8 +110,9 @@ not_ours["OptedOut"] := "the label archkeeper.io/placement: disabled opts out" i
 }
 
 not_ours["ExcludedNamespace"] := sprintf("namespace %s is excluded", [namespace_name]) if {
+	name := namespace_name
 	some pattern in settings.excludedNamespaces
-	glob.match(pattern, null, namespace_name)
+	glob.match(pattern, null, name)
 }
 
 not_ours["ControlPlanePod"] := sprintf("nodeSelector %s pins the pod to the control plane", [key]) if {
@@ -130,7 +138,9 @@ skip := [{"reason": reason, "message": not_ours[reason]} |
 		"ControlPlanePod", "NotSelected", "Exempt",
 	]
 	_ := not_ours[reason]
-][0]
+][0] if {
+	count(not_ours) > 0
+}
 
 # METADATA
 # description: Namespace and pod match the configured label selectors. An empty selector matches everything.
