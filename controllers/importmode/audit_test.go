@@ -57,6 +57,31 @@ func inventory(t *testing.T, text string) Inventory {
 	return v
 }
 
+func TestReadNamesTheLineOfTheFile(t *testing.T) {
+	for name, tc := range map[string]struct{ text, want string }{
+		"broken YAML in the second document": {"kind: Node\n---\nkind: Pod\nspec: [\n", "f.yaml: yaml: line 4: "},
+		"a list whose items are none":        {"kind: Node\n---\n\napiVersion: v1\nkind: List\nitems: [5]\n", "f.yaml, line 4: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var v Inventory
+			if err := v.Read("f.yaml", []byte(tc.text)); err == nil || !strings.HasPrefix(err.Error(), tc.want) {
+				t.Errorf("%v, want %s...", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestReadTakesListsAndStreams(t *testing.T) {
+	var v Inventory
+	text := `{"apiVersion": "v1", "kind": "Node"}{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Pod"}, {"apiVersion": "v1", "kind": "PodList", "items": []}]}`
+	if err := v.Read("-", []byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	if len(v.Nodes) != 1 || len(v.Pods) != 1 {
+		t.Errorf("%d nodes, %d pods, want 1 of each", len(v.Nodes), len(v.Pods))
+	}
+}
+
 func TestAudit(t *testing.T) {
 	host := push(t, "team/app:v1", "amd64", "arm64", "s390x")
 	inspector, err := registry.New(registry.Options{Reach: mustReach(t, host)})

@@ -1,19 +1,18 @@
 package importmode
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/dynamic"
+
+	"github.com/archkeeper/archkeeper/internal/document"
 )
 
 // pageSize is how many objects one list request asks for.
@@ -58,31 +57,36 @@ func FromCluster(ctx context.Context, client dynamic.Interface) (Inventory, erro
 }
 
 // Read takes the objects of a YAML or JSON text, several documents and Lists
-// included. Objects that an audit has no use for are passed over.
+// included. Objects that an audit has no use for are passed over. An error names
+// the file and the line.
 func (v *Inventory) Read(name string, data []byte) error {
-	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
-	for n := 1; ; n++ {
-		var o unstructured.Unstructured
-		err := decoder.Decode(&o.Object)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("%s, document %d: %w", name, n, err)
-		}
-		if o.Object == nil {
-			continue
-		}
-		if !o.IsList() {
-			v.Sort(o)
-			continue
-		}
-		list, err := o.ToList()
-		if err != nil {
-			return fmt.Errorf("%s, document %d: %w", name, n, err)
-		}
-		for _, item := range list.Items {
-			v.Sort(item)
+	documents, err := document.All(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for _, d := range documents {
+		if err := v.take(d.JSON); err != nil {
+			return fmt.Errorf("%s, line %d: %w", name, d.Line, err)
 		}
 	}
+	return nil
+}
+
+func (v *Inventory) take(raw []byte) error {
+	var o unstructured.Unstructured
+	if err := json.Unmarshal(raw, &o.Object); err != nil {
+		return err
+	}
+	if !o.IsList() {
+		v.Sort(o)
+		return nil
+	}
+	list, err := o.ToList()
+	if err != nil {
+		return err
+	}
+	for _, item := range list.Items {
+		v.Sort(item)
+	}
+	return nil
 }

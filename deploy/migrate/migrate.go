@@ -5,18 +5,16 @@ package migrate
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
 	"github.com/archkeeper/archkeeper/controllers/config"
+	"github.com/archkeeper/archkeeper/internal/document"
 )
 
 // group of the operator's kinds, of which v1alpha1 and v1beta1 exist.
@@ -70,22 +68,18 @@ func (s source) String() string {
 
 // Add takes the objects of a YAML or JSON text, Lists included. Other kinds are
 // passed over. Two ClusterPodPlacementConfigs are an error, since the operator
-// allows one.
+// allows one. An error names the file and the line.
 func (r *Result) Add(name string, data []byte) error {
-	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
-	for n := 1; ; n++ {
-		var raw runtime.RawExtension
-		err := decoder.Decode(&raw)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err == nil && len(raw.Raw) > 0 {
-			err = r.add(raw.Raw, 0)
-		}
-		if err != nil {
-			return fmt.Errorf("%s, document %d: %w", name, n, err)
+	documents, err := document.All(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for _, d := range documents {
+		if err := r.add(d.JSON, 0); err != nil {
+			return fmt.Errorf("%s, line %d: %w", name, d.Line, err)
 		}
 	}
+	return nil
 }
 
 // maxDepth of Lists in Lists.

@@ -45,6 +45,21 @@ items:
   metadata: {name: passed-over}
 `
 
+func TestAddNamesTheLineOfTheFile(t *testing.T) {
+	for name, tc := range map[string]struct{ text, want string }{
+		"broken YAML in the second document": {"kind: A\n---\nkind: B\nspec: [\n", "f.yaml: yaml: line 4: "},
+		"a field of another type":            {"kind: A\n---\n# about\napiVersion: multiarch.openshift.io/v1beta1\nkind: ClusterPodPlacementConfig\nspec: []\n", "f.yaml, line 4: "},
+		"a second ClusterPodPlacementConfig": {objects + "\n---\n" + objects, "f.yaml, line "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var r Result
+			if err := r.Add("f.yaml", []byte(tc.text)); err == nil || !strings.HasPrefix(err.Error(), tc.want) {
+				t.Errorf("%v, want %s...", err, tc.want)
+			}
+		})
+	}
+}
+
 func TestTheOperatorsObjectsBecomeOurs(t *testing.T) {
 	var r Result
 	if err := r.Add("objects.yaml", []byte(objects)); err != nil {
