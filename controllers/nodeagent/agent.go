@@ -122,7 +122,7 @@ func New(o Options) (*Agent, error) {
 	return &Agent{
 		Options: o, files: files{root: o.Root}, loop: loop.New(o.Clock), metrics: m,
 		pending: true, // an agent before this one may have been killed between its write and the signal
-		report: Report{Node: o.Node, Runtime: o.Runtime},
+		report:  Report{Node: o.Node, Runtime: o.Runtime},
 	}, nil
 }
 
