@@ -108,6 +108,7 @@ func (f *admissionFlags) open(s *service, about *inspecting, place *placing, ali
 	})
 	a.run = append(a.run, func(ctx context.Context) { _ = interlock.Run(ctx) })
 	options.Alive = interlock.Alive
+	a.ready["lease"] = notYet(interlock.Settled)
 	a.handler = admission.New(options)
 	return a, nil
 }

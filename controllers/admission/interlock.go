@@ -8,6 +8,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/utils/clock"
@@ -36,6 +37,8 @@ type Interlock struct {
 	options InterlockOptions
 
 	mu      sync.Mutex
+	since   time.Time // of the first look
+	absent  bool      // there is no Lease
 	seen    bool
 	last    renewal
 	renewed time.Time // by our clock; zero: never
@@ -72,6 +75,16 @@ func (i *Interlock) Alive() bool {
 	return !i.renewed.IsZero() && i.options.Clock.Since(i.renewed) <= i.options.Duration
 }
 
+// Settled tells whether Alive can be relied upon: a process that has just started
+// has seen no renewal, however alive the controller is, and would let pods go
+// ungated. It is settled when a renewal was seen, when there is no Lease, and
+// when the lease duration has passed.
+func (i *Interlock) Settled() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return !i.renewed.IsZero() || i.absent || !i.since.IsZero() && i.options.Clock.Since(i.since) > i.options.Duration
+}
+
 // Run looks at the Lease at each interval until ctx ends.
 func (i *Interlock) Run(ctx context.Context) error {
 	ticker := i.options.Clock.NewTicker(i.options.Interval)
@@ -90,6 +103,12 @@ func (i *Interlock) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, i.options.Duration/2)
 	defer cancel()
 	lease, err := i.options.Client.Leases(i.options.Namespace).Get(ctx, i.options.Name, metav1.GetOptions{})
+	i.mu.Lock()
+	i.absent = apierrors.IsNotFound(err)
+	if i.since.IsZero() {
+		i.since = i.options.Clock.Now()
+	}
+	i.mu.Unlock()
 	if err == nil {
 		i.observe(lease)
 	}

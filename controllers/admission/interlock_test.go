@@ -69,3 +69,55 @@ func TestInterlock(t *testing.T) {
 	ours.Step(DefaultLeaseDuration + time.Second)
 	expect(false, "the API server is away for long")
 }
+
+// A provider that replaces another must not take pods before it knows whether
+// they may be gated.
+func TestAnInterlockIsSettledWhenItKnows(t *testing.T) {
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l"},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("a"), RenewTime: ptr.To(metav1.NewMicroTime(time.Unix(0, 0)))},
+	}
+	for name, c := range map[string]struct {
+		objects []runtime.Object
+		then    func(*fake.Clientset, *clocktesting.FakeClock) error
+		before  bool
+		after   bool
+	}{
+		"there is no lease": {nil, nil, true, true},
+		"nobody renews it for a moment": {[]runtime.Object{lease}, func(_ *fake.Clientset, c *clocktesting.FakeClock) error {
+			c.Step(DefaultLeaseDuration)
+			return nil
+		}, false, false},
+		"nobody renews it for the lease duration": {[]runtime.Object{lease}, func(_ *fake.Clientset, c *clocktesting.FakeClock) error {
+			c.Step(DefaultLeaseDuration + time.Second)
+			return nil
+		}, false, true},
+		"it is renewed": {[]runtime.Object{lease}, func(client *fake.Clientset, _ *clocktesting.FakeClock) error {
+			next := lease.DeepCopy()
+			next.Spec.RenewTime = ptr.To(metav1.NewMicroTime(time.Unix(2, 0)))
+			_, err := client.CoordinationV1().Leases("ns").Update(t.Context(), next, metav1.UpdateOptions{})
+			return err
+		}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, ours := fake.NewClientset(c.objects...), clocktesting.NewFakeClock(time.Now())
+			i := NewInterlock(InterlockOptions{Client: client.CoordinationV1(), Namespace: "ns", Name: "l", Clock: ours})
+			if i.Settled() {
+				t.Error("settled before the first look")
+			}
+			i.look(t.Context())
+			if got := i.Settled(); got != c.before {
+				t.Errorf("after the first look: %v", got)
+			}
+			if c.then != nil {
+				if err := c.then(client, ours); err != nil {
+					t.Fatal(err)
+				}
+			}
+			i.look(t.Context())
+			if got := i.Settled(); got != c.after {
+				t.Errorf("then: %v, want %v", got, c.after)
+			}
+		})
+	}
+}
