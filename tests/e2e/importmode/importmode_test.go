@@ -5,6 +5,7 @@ package importmode
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -153,6 +154,18 @@ func (f *fixture) start(t *testing.T, policy importmode.Policy) (stop func()) {
 
 // step lets time pass for the controller.
 func (f *fixture) step(d time.Duration) { f.clock.Step(d) }
+
+// expire is step once the controller waits for time to pass. A look that had not
+// ended would count its delay from after the step.
+func (f *fixture) expire(d time.Duration) {
+	f.Eventually("the controller waits", func(context.Context) error {
+		if !f.clock.HasWaiters() {
+			return errors.New("it has no timer")
+		}
+		return nil
+	})
+	f.step(d)
+}
 
 func (f *fixture) mode(ctx context.Context) string {
 	o, err := cluster.Dynamic.Resource(imagesResource).Get(ctx, "cluster", metav1.GetOptions{})
@@ -362,11 +375,11 @@ func TestImportMode(t *testing.T) {
 		f.wantMode(t, "PreserveOriginal")
 		f.patch(t, imagesResource, "cluster", "", map[string]any{"spec": map[string]any{"imageStreamImportMode": nil}})
 		f.wantCondition(t, importmode.Progressing, metav1.ConditionTrue)
-		f.step(119 * time.Second)
+		f.expire(119 * time.Second)
 		if got := f.mode(t.Context()); got != "PreserveOriginal" {
 			t.Errorf("before the delay: %s", got)
 		}
-		f.step(time.Second)
+		f.expire(time.Second)
 		f.wantMode(t, "Legacy")
 		if n := f.writes(t); n != 2 {
 			t.Errorf("%d writes, want 2", n)
