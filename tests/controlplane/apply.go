@@ -59,27 +59,41 @@ func (c *Cluster) ApplyFiles(ctx context.Context, namespace string, paths ...str
 	return nil
 }
 
-// ApplyObjects is Apply for decoded objects.
+// ApplyObjects is Apply for decoded objects. Custom resource definitions that
+// follow one another are waited for together.
 func (c *Cluster) ApplyObjects(ctx context.Context, namespace string, objects ...*unstructured.Unstructured) error {
+	var definitions []*unstructured.Unstructured
 	for _, object := range objects {
-		resource, err := c.resource(ctx, namespace, object)
-		if err != nil {
-			return err
-		}
-		content, err := json.Marshal(object)
-		if err != nil {
-			return fmt.Errorf("encoding %s: %w", describe(object), err)
-		}
-		force := true
-		_, err = resource.Patch(ctx, object.GetName(), types.ApplyPatchType, content, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
-		if err != nil {
-			return fmt.Errorf("applying %s: %w", describe(object), err)
-		}
-		if object.GetKind() == "CustomResourceDefinition" {
-			if err := c.waitServed(ctx, resource, object.GetName()); err != nil {
+		definition := object.GetKind() == "CustomResourceDefinition"
+		if !definition {
+			if err := c.waitServed(ctx, definitions); err != nil {
 				return err
 			}
+			definitions = nil
 		}
+		if err := c.applyObject(ctx, namespace, object); err != nil {
+			return err
+		}
+		if definition {
+			definitions = append(definitions, object)
+		}
+	}
+	return c.waitServed(ctx, definitions)
+}
+
+func (c *Cluster) applyObject(ctx context.Context, namespace string, object *unstructured.Unstructured) error {
+	resource, err := c.resource(ctx, namespace, object)
+	if err != nil {
+		return err
+	}
+	content, err := json.Marshal(object)
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", describe(object), err)
+	}
+	force := true
+	_, err = resource.Patch(ctx, object.GetName(), types.ApplyPatchType, content, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
+	if err != nil {
+		return fmt.Errorf("applying %s: %w", describe(object), err)
 	}
 	return nil
 }
@@ -192,14 +206,24 @@ func (c *Cluster) resource(ctx context.Context, namespace string, object *unstru
 	return resource.Namespace(namespace), nil
 }
 
-func (c *Cluster) waitServed(ctx context.Context, resource dynamic.ResourceInterface, name string) error {
-	return WaitFor(ctx, "CRD "+name+" is established", func(ctx context.Context) error {
-		crd, err := resource.Get(ctx, name, metav1.GetOptions{})
+func (c *Cluster) waitServed(ctx context.Context, definitions []*unstructured.Unstructured) error {
+	for _, definition := range definitions {
+		resource, err := c.resource(ctx, "", definition)
 		if err != nil {
 			return err
 		}
-		return HasCondition(crd, "Established", "True")
-	})
+		err = WaitFor(ctx, "CRD "+definition.GetName()+" is established", func(ctx context.Context) error {
+			crd, err := resource.Get(ctx, definition.GetName(), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			return HasCondition(crd, "Established", "True")
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // HasCondition returns nil when status.conditions has the type with that
