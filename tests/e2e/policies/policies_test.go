@@ -41,7 +41,12 @@ func TestMain(m *testing.M) {
 	os.Exit(controlplane.Main(m, controlplane.Options{
 		// A webhook that times out admits: on a busy machine the provider's own
 		// time must still be the shorter one.
-		Gatekeeper: &controlplane.GatekeeperOptions{AuditInterval: 5 * time.Second, ValidatingTimeout: 30 * time.Second},
+		Gatekeeper: &controlplane.GatekeeperOptions{
+			AuditInterval: 5 * time.Second, ValidatingTimeout: 30 * time.Second,
+			// By default as many requests at once as there are cores: those that wait
+			// for a provider that does not answer would queue.
+			Flags: []string{"--max-serving-threads=16"},
+		},
 	}, setup))
 }
 
