@@ -23,6 +23,7 @@ import (
 	"github.com/archkeeper/archkeeper/controllers/nodeagent"
 	"github.com/archkeeper/archkeeper/provider/mirrors"
 	"github.com/archkeeper/archkeeper/tests/controlplane"
+	"github.com/archkeeper/archkeeper/tests/e2e/archkeeper"
 )
 
 var cluster *controlplane.Cluster
@@ -36,43 +37,16 @@ func TestMain(m *testing.M) {
 
 const crds = "../../../deploy/crds"
 
-// run starts a controller as a service account with the rights of the chart,
-// until the test ends.
+// run starts a controller as the service account of the chart, until the test
+// ends.
 func run(t *testing.T, k *controlplane.Test) *record.FakeRecorder {
 	t.Helper()
-	k.ApplyForTest(fmt.Sprintf(`
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: controllers, namespace: %[1]s}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: %[1]s-mirrors}
-rules:
-- {apiGroups: [operator.openshift.io], resources: [imagecontentsourcepolicies], verbs: [get, list, watch]}
-- {apiGroups: [config.openshift.io], resources: [imagedigestmirrorsets, imagetagmirrorsets], verbs: [get, list, watch]}
-- {apiGroups: [config.openshift.io], resources: [images], resourceNames: [cluster], verbs: [get, list, watch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: %[1]s-mirrors}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %[1]s-mirrors}
-subjects: [{kind: ServiceAccount, name: controllers, namespace: %[1]s}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: mirrors, namespace: %[1]s}
-rules:
-- {apiGroups: [""], resources: [configmaps], verbs: [create]}
-- {apiGroups: [""], resources: [configmaps], resourceNames: [registries, registries-status], verbs: [get, list, watch, update, patch, delete]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: mirrors, namespace: %[1]s}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: mirrors}
-subjects: [{kind: ServiceAccount, name: controllers, namespace: %[1]s}]
-`, k.Namespace))
-	kubeconfig, err := cluster.KubeconfigForServiceAccount(t.Context(), k.Namespace, "controllers")
+	rights, err := archkeeper.Rights(t.Context(), k.Namespace, "nodeAgent.enabled=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.ApplyForTest(rights)
+	kubeconfig, err := cluster.KubeconfigForServiceAccount(t.Context(), k.Namespace, k.Namespace+"-controllers")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +58,7 @@ subjects: [{kind: ServiceAccount, name: controllers, namespace: %[1]s}]
 	recorder := record.NewFakeRecorder(100)
 	c, err := mirrorcontroller.New(mirrorcontroller.Options{
 		Dynamic: dynamic.NewForConfigOrDie(config), Discovery: client.Discovery(), Client: client,
-		Namespace: k.Namespace, Name: "registries", Recorder: recorder, Quiet: 100 * time.Millisecond,
+		Namespace: k.Namespace, Name: k.Namespace + "-registries", Recorder: recorder, Quiet: 100 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +83,7 @@ func start(t *testing.T, work func(context.Context) error) {
 // startAgent runs a node agent on a folder of its own.
 func startAgent(t *testing.T, k *controlplane.Test) (root string) {
 	t.Helper()
-	kubeconfig, err := cluster.KubeconfigForServiceAccount(t.Context(), k.Namespace, "controllers")
+	kubeconfig, err := cluster.KubeconfigForServiceAccount(t.Context(), k.Namespace, k.Namespace+"-node-agent")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +93,7 @@ func startAgent(t *testing.T, k *controlplane.Test) (root string) {
 	}
 	root = t.TempDir()
 	agent, err := nodeagent.New(nodeagent.Options{
-		Client: kubernetes.NewForConfigOrDie(config), Namespace: k.Namespace, Name: "registries", Runtime: nodeagent.CRIO, Root: root,
+		Client: kubernetes.NewForConfigOrDie(config), Namespace: k.Namespace, Name: k.Namespace + "-registries", Runtime: nodeagent.CRIO, Root: root,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +103,7 @@ func startAgent(t *testing.T, k *controlplane.Test) (root string) {
 }
 
 func conf(ctx context.Context, namespace string) (string, error) {
-	cm, err := cluster.Client.CoreV1().ConfigMaps(namespace).Get(ctx, "registries", metav1.GetOptions{})
+	cm, err := cluster.Client.CoreV1().ConfigMaps(namespace).Get(ctx, namespace+"-registries", metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -251,7 +225,7 @@ insecure = true
 
 	k.Apply("apiVersion: config.openshift.io/v1\nkind: ImageDigestMirrorSet\nmetadata: {name: conflict}\nspec:\n  imageDigestMirrors:\n  - {source: quay.io/org, mirrors: [mirror.example/org], mirrorSourcePolicy: AllowContactingSource}\n")
 	k.Eventually("a conflict shows in the status", func(ctx context.Context) error {
-		cm, err := cluster.Client.CoreV1().ConfigMaps(k.Namespace).Get(ctx, "registries-status", metav1.GetOptions{})
+		cm, err := cluster.Client.CoreV1().ConfigMaps(k.Namespace).Get(ctx, k.Namespace+"-registries-status", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
