@@ -140,7 +140,7 @@ func Audit(ctx context.Context, v Inventory, inspector provider.Inspector) Audit
 	for _, a := range inspector.Inspect(ctx, unique(queries)) {
 		answers[a.Image] = a
 	}
-	perImage := meanSize(v.Images)
+	perImage, users := meanSize(v.Images), podsByImage(v.Pods)
 	for _, t := range tags {
 		if t.effective(r.ClusterMode) != Legacy || t.source == "" {
 			continue
@@ -157,7 +157,7 @@ func Audit(ctx context.Context, v Inventory, inspector provider.Inspector) Audit
 		r.Estimate.Tags++
 		r.Estimate.Images += len(a.Platforms)
 		r.Estimate.Bytes += int64(len(a.Platforms)) * perImage
-		if f, held := heldBack(t, a, v.Pods, r.NodeArchitectures); held {
+		if f, held := heldBack(t, a, users, r.NodeArchitectures); held {
 			r.Findings = append(r.Findings, f)
 		}
 	}
@@ -188,7 +188,7 @@ func (t tag) why(cluster Mode) string {
 
 // heldBack finds pods that use a Legacy tag although its source runs on
 // further architectures that the cluster has.
-func heldBack(t tag, a provider.Answer, pods []unstructured.Unstructured, nodes []string) (Finding, bool) {
+func heldBack(t tag, a provider.Answer, pods map[string][]string, nodes []string) (Finding, bool) {
 	var usable []string
 	for _, arch := range a.Architectures {
 		if slices.Contains(nodes, arch) {
@@ -199,30 +199,35 @@ func heldBack(t tag, a provider.Answer, pods []unstructured.Unstructured, nodes 
 		return Finding{}, false
 	}
 	var users []string
-	for i := range pods {
-		if usesAny(&pods[i], t.images) {
-			users = append(users, pods[i].GetNamespace()+"/"+pods[i].GetName())
-		}
+	for _, image := range t.images {
+		users = append(users, pods[image]...)
 	}
 	if len(users) == 0 {
 		return Finding{}, false
 	}
 	slices.Sort(users)
+	users = slices.Compact(users)
 	return Finding{Kind: FindingHeldBack, Object: t.String(), Pods: users,
 		Message: fmt.Sprintf("%d pods use one architecture of %s, which runs on %s of this cluster's nodes", len(users), t.source, strings.Join(usable, ", "))}, true
 }
 
-func usesAny(pod *unstructured.Unstructured, images []string) bool {
-	for _, list := range []string{"containers", "initContainers"} {
-		containers, _, _ := unstructured.NestedSlice(pod.Object, "spec", list)
-		for _, c := range containers {
-			fields, _ := c.(map[string]any)
-			if image, _ := fields["image"].(string); image != "" && slices.Contains(images, image) {
-				return true
+// podsByImage gives the pods, as namespace/name, that use an image as it is
+// written.
+func podsByImage(pods []unstructured.Unstructured) map[string][]string {
+	users := map[string][]string{}
+	for i := range pods {
+		spec, _ := pods[i].Object["spec"].(map[string]any)
+		for _, list := range []string{"initContainers", "containers", "ephemeralContainers"} {
+			containers, _ := spec[list].([]any)
+			for _, c := range containers {
+				fields, _ := c.(map[string]any)
+				if image, _ := fields["image"].(string); image != "" {
+					users[image] = append(users[image], pods[i].GetNamespace()+"/"+pods[i].GetName())
+				}
 			}
 		}
 	}
-	return false
+	return users
 }
 
 // tagsOf reads the tags of an image stream.

@@ -1,6 +1,8 @@
 package importmode
 
 import (
+	"context"
+	"fmt"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"github.com/archkeeper/archkeeper/provider"
 	"github.com/archkeeper/archkeeper/provider/reach"
 	"github.com/archkeeper/archkeeper/provider/registry"
 )
@@ -163,6 +166,94 @@ spec: {containers: [{name: other, image: elsewhere}]}
 	}
 	if r.ExitStatus() != 2 {
 		t.Errorf("exit status %d, want 2", r.ExitStatus())
+	}
+}
+
+// answers gives every query the same index.
+type answers struct{}
+
+func (answers) Inspect(_ context.Context, queries []provider.Query) []provider.Answer {
+	out := make([]provider.Answer, len(queries))
+	for i, q := range queries {
+		out[i] = provider.Answer{Image: q.Image, Kind: provider.KindIndex, Platforms: []string{"linux/amd64", "linux/arm64"}, Architectures: []string{"amd64", "arm64"}}
+	}
+	return out
+}
+
+func TestPodsHeldBackInEveryListOfContainers(t *testing.T) {
+	v := inventory(t, `apiVersion: v1
+kind: Node
+metadata: {name: a, labels: {kubernetes.io/arch: amd64}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: b, labels: {kubernetes.io/arch: arm64}}
+---
+apiVersion: image.openshift.io/v1
+kind: ImageStream
+metadata: {namespace: shop, name: app}
+spec: {tags: [{name: v1, from: {kind: DockerImage, name: x.io/app}, importPolicy: {importMode: Legacy}}]}
+status: {dockerImageRepository: internal/shop/app, tags: [{tag: v1, items: [{dockerImageReference: "x.io/app@sha256:1", image: "sha256:1"}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {namespace: shop, name: by-tag}
+spec: {containers: [{image: "internal/shop/app:v1"}, {image: "internal/shop/app@sha256:1"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {namespace: shop, name: at-first}
+spec: {containers: [{image: other}], initContainers: [{image: "x.io/app@sha256:1"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {namespace: shop, name: to-debug}
+spec: {containers: [{image: other}], ephemeralContainers: [{image: "internal/shop/app:v1"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {namespace: shop, name: other}
+spec: {containers: [{image: other}]}
+`)
+	for _, f := range Audit(t.Context(), v, answers{}).Findings {
+		if f.Kind == FindingHeldBack {
+			if got, want := strings.Join(f.Pods, " "), "shop/at-first shop/by-tag shop/to-debug"; got != want {
+				t.Errorf("held back: %s, want %s", got, want)
+			}
+			return
+		}
+	}
+	t.Error("nothing is held back")
+}
+
+// BenchmarkAudit is a large cluster: its time must grow with tags plus pods, not
+// with their product.
+//
+//	go test -run '^$' -bench Audit ./controllers/importmode
+func BenchmarkAudit(b *testing.B) {
+	const tags, pods = 1000, 5000
+	v := Inventory{ImageStreams: make([]unstructured.Unstructured, 0, tags), Pods: make([]unstructured.Unstructured, 0, pods)}
+	for _, arch := range []string{"amd64", "arm64"} {
+		v.Sort(unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"labels": map[string]any{"kubernetes.io/arch": arch}}}})
+	}
+	for i := range tags {
+		name := fmt.Sprint("app", i)
+		v.Sort(unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "image.openshift.io/v1", "kind": "ImageStream", "metadata": map[string]any{"namespace": "shop", "name": name},
+			"spec":   map[string]any{"tags": []any{map[string]any{"name": "v1", "from": map[string]any{"kind": "DockerImage", "name": "x.io/" + name}}}},
+			"status": map[string]any{"dockerImageRepository": "internal/" + name, "tags": []any{map[string]any{"tag": "v1"}}},
+		}})
+	}
+	for i := range pods {
+		v.Sort(unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"namespace": "shop", "name": fmt.Sprint("pod", i)},
+			"spec": map[string]any{"containers": []any{map[string]any{"image": fmt.Sprintf("internal/app%d:v1", i%tags)}}},
+		}})
+	}
+	for b.Loop() {
+		if got := len(Audit(b.Context(), v, answers{}).Findings); got != tags {
+			b.Fatalf("%d findings, want %d", got, tags)
+		}
 	}
 }
 

@@ -269,6 +269,7 @@ func (c *Controller) write(ctx context.Context, now time.Time, image *unstructur
 		c.retry = min(max(2*c.retry, retryInterval), retryMax)
 		c.retryAt, c.failure = now.Add(c.retry), fmt.Sprintf("patch images/status of Image cluster: %v", err)
 		r.failure = c.failure
+		c.Log.Warn("cannot write status.imageStreamImportMode", "to", string(s.Want), "err", err, "again in", c.retry)
 		waits.add(c.retry)
 	}
 }
