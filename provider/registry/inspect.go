@@ -30,6 +30,11 @@ const (
 	// leaderWait bounds the time for which a caller lets another with other
 	// credentials go first for the same reference.
 	leaderWait = 5 * time.Second
+
+	// A place that is silent is given a share of the time that callers have left
+	// before the next one is asked as well: between these.
+	minShare = 50 * time.Millisecond
+	maxShare = 5 * time.Second
 )
 
 // flight is one look-up that any number of callers wait for.
@@ -42,6 +47,51 @@ type flight struct {
 	wanted atomic.Bool
 	// waiting is what the look-up waits for, for callers whose deadline comes.
 	waiting atomic.Pointer[provider.Error]
+	// due is the earliest deadline of those who wait, in Unix nanoseconds; 0 for
+	// none. hurry tells the look-up that it has come nearer.
+	due   atomic.Int64
+	hurry chan struct{}
+}
+
+func newFlight(wanted, confirm bool) *flight {
+	f := &flight{done: make(chan struct{}), confirm: confirm, hurry: make(chan struct{}, 1)}
+	f.wanted.Store(wanted)
+	return f
+}
+
+// expect notes until when a caller waits.
+func (f *flight) expect(ctx context.Context) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return
+	}
+	for at := deadline.UnixNano(); ; {
+		due := f.due.Load()
+		if due != 0 && due <= at {
+			return
+		}
+		if f.due.CompareAndSwap(due, at) {
+			break
+		}
+	}
+	select {
+	case f.hurry <- struct{}{}:
+	default: // told already
+	}
+}
+
+// share gives how long a silent place may keep callers waiting before the next
+// one is asked as well: an equal part of the time that is left, for it and each
+// of the others that have not been asked.
+func (f *flight) share(ctx context.Context, others int) time.Duration {
+	left := maxShare * 2
+	if deadline, ok := ctx.Deadline(); ok {
+		left = time.Until(deadline)
+	}
+	if due := f.due.Load(); due != 0 {
+		left = min(left, time.Until(time.Unix(0, due)))
+	}
+	return min(max(left/time.Duration(others+1), minShare), maxShare)
 }
 
 func (f *flight) optional() bool { return !f.wanted.Load() }
@@ -125,6 +175,7 @@ func (i *Inspector) inspect(ctx context.Context, q provider.Query, wait bool) (a
 
 // wait gives a flight's result, or at the end of ctx what it waits for itself.
 func (i *Inspector) wait(ctx context.Context, tg *target, f *flight) kept {
+	f.expect(ctx)
 	select {
 	case <-f.done:
 		return f.result
@@ -208,8 +259,7 @@ func (i *Inspector) join(tg *target, wanted, confirm bool) *flight {
 		}
 		return f
 	}
-	f := &flight{done: make(chan struct{}), confirm: confirm}
-	f.wanted.Store(wanted)
+	f := newFlight(wanted, confirm)
 	full := len(i.flights) >= maxFlights
 	if !full {
 		i.flights[tg.key] = f
@@ -254,8 +304,7 @@ func (i *Inspector) panicked(ctx context.Context, fault any) *provider.Error {
 	return provider.Errorf(provider.ClassInternal, "the look-up failed in a way that it should not")
 }
 
-// resolve tries the candidates in order, as container runtimes do, and keeps
-// what the first good one said.
+// resolve asks the candidates and keeps what the first good one said.
 func (i *Inspector) resolve(ctx context.Context, f *flight, tg *target) kept {
 	old, hadOld := i.cache.Tag(tg.key, i.clock.Now())
 	hadOld = hadOld && old.Facts != (cache.Key{})
@@ -270,46 +319,113 @@ func (i *Inspector) resolve(ctx context.Context, f *flight, tg *target) kept {
 	lead, release := i.lead(ctx, tg, hadOld)
 	defer release()
 
-	var failure *provider.Error
-	failedAt := -1
-	for n := range tg.candidates {
+	last := i.firstGood(ctx, f, len(tg.candidates), func(ctx context.Context, n int) (found, *provider.Error) {
 		c := &tg.candidates[n]
 		headFirst := !lead && (hadOld || i.cache.Seen(c.seenKey()))
 		first := -1
 		if hadOld && int(old.Candidate) == n {
 			first = int(old.Credential)
 		}
-		got, err := i.lookupWithin(ctx, f, c, len(tg.candidates)-n, first, headFirst)
-		if err == errKept {
-			if facts, ok := i.cache.Facts(old.Facts); ok {
-				return kept{old, facts}
-			}
+		got, err := i.lookup(ctx, f, c, first, headFirst)
+		if err != nil && err != errKept {
+			i.log.DebugContext(ctx, "look-up failed", "registry", c.registry, "class", err.Class, "error", err.Unwrap())
 		}
-		if err == nil {
-			return i.keep(tg, n, got)
-		}
-		i.log.DebugContext(ctx, "look-up failed", "registry", c.registry, "class", err.Class, "error", err.Unwrap())
-		// A failure that may pass leaves open what that place has; it is the
-		// one to report. Among equals the last one, which is the source's own.
-		if failure == nil || err.Class.Retryable() || !failure.Class.Retryable() {
-			failure, failedAt = err, n
-		}
-		if ctx.Err() != nil {
-			break
+		return got, err
+	})
+	if last.err == nil {
+		return i.keep(tg, last.n, last.got)
+	}
+	if last.err == errKept {
+		if facts, ok := i.cache.Facts(old.Facts); ok {
+			return kept{old, facts}
 		}
 	}
-	return i.keepFailure(tg, old, hadOld, failedAt, failure)
+	return i.keepFailure(tg, old, hadOld, last.n, last.err)
 }
 
-// lookupWithin gives a candidate its share of the time: the last one has all
-// that is left, the others half of it.
-func (i *Inspector) lookupWithin(ctx context.Context, f *flight, c *candidate, left, first int, headFirst bool) (found, *provider.Error) {
-	if deadline, ok := ctx.Deadline(); ok && left > 1 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
-		defer cancel()
+// attempt is what came of asking candidate n.
+type attempt struct {
+	n   int
+	got found
+	err *provider.Error
+}
+
+// outweighs tells whether a failure is the one to report, not other. One that may
+// pass leaves open what that place has. Among equals it is the last place's,
+// which is the source's own.
+func (a attempt) outweighs(other attempt) bool {
+	if other.err == nil {
+		return true
 	}
-	return i.lookup(ctx, f, c, first, headFirst)
+	if passes := a.err.Class.Retryable(); passes != other.err.Class.Retryable() {
+		return passes
+	}
+	return a.n > other.n
+}
+
+// firstGood asks the candidates in order, as container runtimes do: the next one
+// when the one before has failed. It is asked as well when the one before has been
+// silent for its share of the time, so that one stalled mirror does not cost the
+// answer; then the first that answers well counts. A silent one is not cut off: its
+// host's gate has to learn that it is silent.
+func (i *Inspector) firstGood(ctx context.Context, f *flight, candidates int, ask func(context.Context, int) (found, *provider.Error)) attempt {
+	if candidates == 1 {
+		got, err := ask(ctx, 0)
+		return attempt{0, got, err}
+	}
+	attempts := make(chan attempt, candidates)
+	next, pending := 0, 0
+	begin := func() {
+		n := next
+		next, pending = next+1, pending+1
+		deadline, _ := ctx.Deadline()
+		if next < candidates {
+			deadline = time.Now().Add(time.Until(deadline) / 2)
+		}
+		begun := i.background(func(own context.Context) { //nolint:contextcheck // it may outlive the look-up
+			own, cancel := context.WithDeadline(context.WithValue(own, flightKey{}, f), deadline)
+			defer cancel()
+			outcome := attempt{n: n}
+			defer func() {
+				if fault := recover(); fault != nil {
+					outcome.err = i.panicked(own, fault)
+				}
+				attempts <- outcome
+			}()
+			outcome.got, outcome.err = ask(own, n)
+		})
+		if !begun {
+			attempts <- attempt{n: n, err: wrap(provider.ClassTimeout, errClosed.Error(), errClosed)}
+		}
+	}
+	begin()
+	var failure attempt
+	for pending > 0 {
+		timer := time.NewTimer(f.share(ctx, candidates-next))
+		silent := timer.C
+		if next == candidates {
+			silent = nil // there is nobody else to ask
+		}
+		select {
+		case a := <-attempts:
+			pending--
+			if a.err == nil || a.err == errKept {
+				timer.Stop()
+				return a
+			}
+			if a.outweighs(failure) {
+				failure = a
+			}
+			if a.n == next-1 && next < candidates {
+				begin()
+			}
+		case <-silent:
+			begin()
+		case <-f.hurry:
+		}
+		timer.Stop()
+	}
+	return failure
 }
 
 // lead lets one caller go first for a reference that nobody has seen; the others

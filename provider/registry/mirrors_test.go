@@ -1,11 +1,16 @@
 package registry_test
 
 import (
+	"context"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/archkeeper/archkeeper/provider"
 	"github.com/archkeeper/archkeeper/provider/mirrors"
+	"github.com/archkeeper/archkeeper/provider/reach"
 	"github.com/archkeeper/archkeeper/provider/registry"
 	"github.com/archkeeper/archkeeper/tests/registrytest"
 )
@@ -108,6 +113,122 @@ location = "FIRST/copies"
 			}
 		})
 	}
+}
+
+// TestAStalledMirrorLeavesTimeForTheNextPlace: the caller waits for a second, a
+// look-up may take half a minute.
+func TestAStalledMirrorLeavesTimeForTheNextPlace(t *testing.T) {
+	const twoMirrors = `
+[[registry]]
+location = "SOURCE/team"
+[[registry.mirror]]
+location = "FIRST/copies"
+[[registry.mirror]]
+location = "SECOND/copies"
+`
+	for name, test := range map[string]struct {
+		set    func(w *registrytest.World, second *registrytest.Registry) (first string)
+		source bool // has the image; else the second mirror has it
+		mirror bool // the first one answers all the same
+	}{
+		"it accepts connections and says nothing": {func(w *registrytest.World, _ *registrytest.Registry) string { return w.Silent }, true, false},
+		"it sends no headers": {func(w *registrytest.World, _ *registrytest.Registry) string {
+			w.Other.Behave("", "/", w.Other.Stall())
+			return w.Other.Host()
+		}, true, false},
+		"it stops in the middle of the body": {func(w *registrytest.World, _ *registrytest.Registry) string {
+			w.Other.PutIndex("copies/app", "v1", "linux/s390x")
+			w.Other.Behave("", "/", w.Other.StallMidBody())
+			return w.Other.Host()
+		}, true, false},
+		"the second mirror has the image": {func(w *registrytest.World, second *registrytest.Registry) string {
+			second.PutIndex("copies/app", "v1", "linux/amd64")
+			return w.Silent
+		}, false, true},
+		"both mirrors are silent": {func(w *registrytest.World, second *registrytest.Registry) string {
+			second.Behave("", "/", second.Stall())
+			return w.Silent
+		}, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, err := registrytest.NewWorld()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(w.Close)
+			second := newRegistry(t)
+			first := test.set(w, second)
+			if test.source {
+				w.Registry.PutIndex("team/app", "v1", "linux/amd64")
+			}
+			connections, err := reach.New(reach.Config{PlainHTTPHosts: append(w.PlainHosts(), second.Host())})
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := newInspector(t, registry.Options{
+				Reach: connections, Timeout: time.Second,
+				Mirrors: mirrorConfig(t, twoMirrors, "SOURCE", w.Registry.Host(), "FIRST", first, "SECOND", second.Host()),
+			})
+			a := inspect(t, i, w.Registry.Host()+"/team/app:v1")
+			wantPlatforms(t, a, "linux/amd64")
+			want := ""
+			if test.mirror {
+				want = second.Host() + "/copies/app"
+			}
+			if a.Mirror != want {
+				t.Errorf("mirror %q, want %q", a.Mirror, want)
+			}
+		})
+	}
+}
+
+func TestASilentMirrorThatAnswersFirstAfterAllIsTheAnswer(t *testing.T) {
+	source, mirror := newRegistry(t), newRegistry(t)
+	source.PutIndex("team/app", "v1", "linux/amd64")
+	mirror.PutIndex("copies/app", "v1", "linux/arm64")
+	asked := make(chan struct{}) // the source is
+	seen := sync.OnceFunc(func() { close(asked) })
+	source.Behave("", "/", func(w http.ResponseWriter, q *http.Request, next http.Handler) {
+		seen()
+		source.Stall()(w, q, next)
+	})
+	mirror.Behave("", "/", func(w http.ResponseWriter, q *http.Request, next http.Handler) {
+		<-asked
+		next.ServeHTTP(w, q)
+	})
+	i := newInspector(t, registry.Options{
+		Mirrors: mirrorConfig(t, "[[registry]]\nlocation = \"SOURCE/team\"\n[[registry.mirror]]\nlocation = \"MIRROR/copies\"\n", "SOURCE", source.Host(), "MIRROR", mirror.Host()),
+		Timeout: 5 * time.Second,
+	}, source, mirror)
+	a := inspect(t, i, source.Host()+"/team/app:v1")
+	wantPlatforms(t, a, "linux/arm64")
+	if want := mirror.Host() + "/copies/app"; a.Mirror != want {
+		t.Errorf("mirror %q, want %q", a.Mirror, want)
+	}
+}
+
+// TestACallerInAHurryJoinsALookUp: the first caller waits for as long as it
+// takes, the second for half a second.
+func TestACallerInAHurryJoinsALookUp(t *testing.T) {
+	source, mirror := newRegistry(t), newRegistry(t)
+	source.PutIndex("team/app", "v1", "linux/amd64")
+	asked := make(chan struct{}) // the mirror is
+	seen := sync.OnceFunc(func() { close(asked) })
+	mirror.Behave("", "/", func(w http.ResponseWriter, q *http.Request, next http.Handler) {
+		seen()
+		mirror.Stall()(w, q, next)
+	})
+	i := newInspector(t, registry.Options{
+		Mirrors: mirrorConfig(t, "[[registry]]\nlocation = \"SOURCE/team\"\n[[registry.mirror]]\nlocation = \"MIRROR/copies\"\n", "SOURCE", source.Host(), "MIRROR", mirror.Host()),
+	}, source, mirror)
+	image := source.Host() + "/team/app:v1"
+	patient := make(chan provider.Answer, 1)
+	go func() { patient <- i.Inspect(t.Context(), []provider.Query{{Image: image}})[0] }()
+	<-asked
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	wantPlatforms(t, i.Inspect(ctx, []provider.Query{{Image: image}})[0], "linux/amd64")
+	wantPlatforms(t, <-patient, "linux/amd64")
 }
 
 func TestAnInsecureMirrorMayHaveABadCertificateOrNone(t *testing.T) {
