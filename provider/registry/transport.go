@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -46,37 +47,6 @@ const (
 	maxHosts = 4096
 )
 
-// bodySize says how many bodies larger than above, in bytes, are read at the
-// same time: of one host, and of all.
-type bodySize struct {
-	above, ofHost, ofAll int64
-}
-
-// bodySizes bound memory however many images of however many hosts are read at
-// once: a body keeps what it has read while it waits for its next place. Most
-// manifests and configs are smaller than the first.
-var bodySizes = [...]bodySize{
-	{above: 32 << 10, ofHost: 16, ofAll: 128},
-	{above: 512 << 10, ofHost: 4, ofAll: 16},
-}
-
-// places are those for each of bodySizes.
-type places [len(bodySizes)]*semaphore.Weighted
-
-func placesOfHost() (p places) {
-	for n, size := range bodySizes {
-		p[n] = semaphore.NewWeighted(size.ofHost)
-	}
-	return p
-}
-
-func placesOfAll() (p places) {
-	for n, size := range bodySizes {
-		p[n] = semaphore.NewWeighted(size.ofAll)
-	}
-	return p
-}
-
 // transport speaks to registries: one request at a time is authorized,
 // admitted by its host's gate, sent, followed through redirects, and read
 // within limits.
@@ -87,7 +57,7 @@ type transport struct {
 	metrics *metrics
 	agent   string
 	tokens  *tokens
-	bodies  places
+	bodies  allPlaces
 
 	mu    sync.Mutex
 	hosts map[hostKey]*hostState
@@ -98,7 +68,8 @@ type transport struct {
 type hostState struct {
 	host   string
 	gate   *gate
-	bodies places
+	bodies hostPlaces
+	slow   slowness
 	used   time.Time // guarded by transport.mu
 
 	mu        sync.Mutex
@@ -169,7 +140,7 @@ func (t *transport) state(host string, insecure bool) *hostState {
 		}
 		s = &hostState{
 			host: host, gate: newGate(host, t.clock, t.metrics.circuit),
-			bodies: placesOfHost(), quotas: map[who]quota{}, known: make(chan struct{}),
+			bodies: placesOfHost(), slow: slowness{only: semaphore.NewWeighted(1)}, quotas: map[who]quota{}, known: make(chan struct{}),
 		}
 		t.hosts[key] = s
 	}
@@ -519,6 +490,9 @@ func (t *transport) once(ctx context.Context, tripper http.RoundTripper, state *
 	}
 	content, bodyErr := t.read(ctx, state, httpResponse, c)
 	if bodyErr != nil {
+		if errors.Is(bodyErr, errSlowBody) {
+			result = verdictNoAnswer
+		}
 		return nil, bodyErr
 	}
 	answer.body = content
@@ -565,11 +539,28 @@ func (t *transport) read(ctx context.Context, state *hostState, r *http.Response
 		return nil, provider.Errorf(provider.ClassInvalidContent, "registry %s: the %s of %s has the content encoding %s, which was not asked for", host, c.unit, c.what, provider.Quote(encoding))
 	}
 	var buffer bytes.Buffer
+	var held []*holder
+	var cut atomic.Bool
+	ctx, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	cutOff := func() {
+		cut.Store(true)
+		state.slow.set(t.clock.Now())
+		giveUp()
+		r.Body.Close()
+	}
 	// fill reads up to so many bytes in all and tells whether there may be more.
 	fill := func(bound int64) (bool, *provider.Error) {
 		bound = min(bound, c.limit+1)
 		buffer.Grow(int(max(min(r.ContentLength, bound)-int64(buffer.Len()), 0)) + bytes.MinRead)
-		if _, err := io.Copy(&buffer, io.LimitReader(source, bound-int64(buffer.Len()))); err != nil {
+		_, err := io.Copy(&buffer, &counted{io.LimitReader(source, bound-int64(buffer.Len())), held})
+		switch {
+		case err == nil:
+		case cut.Load():
+			return false, wrap(provider.ClassTimeout, "registry "+host+": the "+c.unit+" of "+c.what+" comes too slowly while others wait", errSlowBody)
+		case len(held) == 0 && errors.Is(ctx.Err(), context.DeadlineExceeded): // nothing of ours took the time
+			return false, wrap(provider.ClassTimeout, "registry "+host+": the deadline came while reading the "+c.unit+" of "+c.what, errSlowBody)
+		default:
 			return false, t.bodyError(ctx, host, c, err)
 		}
 		if int64(buffer.Len()) > c.limit {
@@ -581,15 +572,47 @@ func (t *transport) read(ctx context.Context, state *hostState, r *http.Response
 		if more, err := fill(size.above); !more {
 			return buffer.Bytes(), err
 		}
-		for _, place := range []*semaphore.Weighted{state.bodies[n], t.bodies[n]} {
-			if err := place.Acquire(ctx, 1); err != nil {
+		for _, h := range held {
+			h.pause()
+		}
+		if err := state.bodies[n].Acquire(ctx, 1); err != nil {
+			return nil, timeoutError(ctx, host, "waiting to read a large body")
+		}
+		defer state.bodies[n].Release(1)
+		if n == 0 {
+			release, err := state.slow.acquire(ctx, t.clock.Now())
+			if err != nil {
 				return nil, timeoutError(ctx, host, "waiting to read a large body")
 			}
-			defer place.Release(1)
+			defer release()
 		}
+		place, err := t.bodies[n].acquire(ctx, cutOff)
+		if err != nil {
+			return nil, timeoutError(ctx, host, "waiting to read a large body")
+		}
+		defer t.bodies[n].release(place)
+		for _, h := range held {
+			h.resume(time.Now())
+		}
+		held = append(held, place)
 	}
 	_, err := fill(c.limit + 1)
 	return buffer.Bytes(), err
+}
+
+// counted tells the places of a body what was read.
+type counted struct {
+	io.Reader
+	held []*holder
+}
+
+// Read implements io.Reader.
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.Reader.Read(b)
+	for _, h := range c.held {
+		h.got(n, time.Now())
+	}
+	return n, err
 }
 
 func (t *transport) bodyError(ctx context.Context, host string, c call, err error) *provider.Error {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // Status answers with a status and headers, given as "Name: value".
@@ -42,6 +43,31 @@ func (r *Registry) StallMidBody() Behaviour {
 		_, _ = w.Write(got.body.Bytes()[:got.body.Len()/2])
 		_ = http.NewResponseController(w).Flush()
 		r.stall(q)
+	}
+}
+
+// Trickle sends headers, so many bytes of white space, and then one more each
+// tenth of a second.
+func (r *Registry) Trickle(contentType string, at int) Behaviour {
+	return func(w http.ResponseWriter, q *http.Request, _ http.Handler) {
+		w.Header().Set("Content-Type", contentType)
+		w.WriteHeader(http.StatusOK)
+		_, _ = io.WriteString(w, strings.Repeat(" ", at))
+		ticker := time.NewTicker(100 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				return
+			}
+			select {
+			case <-ticker.C:
+			case <-q.Context().Done():
+				return
+			case <-r.stop:
+				return
+			}
+			_, _ = io.WriteString(w, " ")
+		}
 	}
 }
 

@@ -447,6 +447,11 @@ func stallCases() []Case {
 			w.Registry.Behave("", manifests, w.Registry.StallMidBody())
 			return i
 		}, Want: wantClass(provider.ClassTimeout, 0), Stalls: true},
+		Case{Name: "a manifest that comes byte by byte", Set: func(w *World) string {
+			i := index(w)
+			w.Registry.Behave("", manifests, w.Registry.Trickle(Index, 100))
+			return i
+		}, Want: wantClass(provider.ClassTimeout, 0), Stalls: true},
 		Case{Name: "half of a config", Set: func(w *World) string {
 			i := single(w)
 			w.Registry.Behave("", blobs, w.Registry.StallMidBody())
