@@ -61,32 +61,9 @@ func TestMain(m *testing.M) {
 				return err
 			}
 		}
-		return c.Apply(ctx, "", foreignCRDs)
+		return applyForeignCRDs(ctx, c)
 	}))
 }
-
-// foreignCRDs stand in for cert-manager's and the Prometheus operator's, which
-// validate more.
-var foreignCRDs = func() string {
-	var b strings.Builder
-	for _, k := range [][4]string{
-		{"cert-manager.io", "v1", "Certificate", "certificates"},
-		{"monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"},
-		{"monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules"},
-	} {
-		fmt.Fprintf(&b, `---
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: %[4]s.%[1]s}
-spec:
-  group: %[1]s
-  scope: Namespaced
-  names: {kind: %[3]s, plural: %[4]s, singular: %[5]s}
-  versions: [{name: %[2]s, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
-`, k[0], k[1], k[2], k[3], strings.ToLower(k[2]))
-	}
-	return b.String()
-}()
 
 // Every object of every file of values is one that the API server takes.
 func TestTheAPIServerTakesEveryCombination(t *testing.T) {
@@ -195,7 +172,7 @@ func bundle(ctx context.Context, name string) ([]byte, error) {
 }
 
 func (s *story) authority(ctx context.Context) (*corev1.Secret, error) {
-	return cluster.Client.CoreV1().Secrets(namespace).Get(ctx, release+"-ca", metav1.GetOptions{})
+	return cluster.Client.CoreV1().Secrets(s.namespace).Get(ctx, release+"-ca", metav1.GetOptions{})
 }
 
 func (s *story) trust(t *testing.T) {

@@ -183,7 +183,9 @@ func (i *installation) apply(ctx context.Context) error {
 		return err
 	}
 	// The address of this machine becomes one of the provider's names.
-	text = strings.Replace(i.route(text), "    hosts:\n", "    hosts:\n      - "+i.address+"\n", 1)
+	if text = i.route(text); !strings.Contains(text, "- "+i.address+"\n") {
+		text = strings.Replace(text, "    hosts:\n", "    hosts:\n      - "+i.address+"\n", 1)
+	}
 	if err := unstructured.SetNestedField(certificates.Object, text, "data", "certificates.yaml"); err != nil {
 		return err
 	}
