@@ -94,7 +94,7 @@ func (f *allInOneFlags) run(ctx context.Context, std streams) error {
 		return err
 	}
 	if f.controlling.enabled(enablePlacement) {
-		err = f.controlling.addPlacement(c, place, about.directly())
+		err = f.controlling.addPlacement(c, place, about.directly()) //nolint:contextcheck // the manager gives its own
 	} else {
 		err = c.everywhere(place.run...)
 	}

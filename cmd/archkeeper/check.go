@@ -80,12 +80,10 @@ nowhere; 3 an image could not be determined (2 wins over 3).`,
 	cmd.Flags().StringSliceVar(&require, "require", nil, "`PLATFORM` on which every image must run, os/architecture[/variant]; may be repeated or a list")
 	cmd.Flags().StringArrayVarP(&paths, "filename", "f", nil, "`PATH` of manifests: a file, a folder, or - for standard input; may be repeated")
 	platforms := []string{"linux/amd64", "linux/arm64", "linux/ppc64le", "linux/s390x", "windows/amd64"}
-	if err := errors.Join(
+	defined(cmd, errors.Join(
 		cmd.MarkFlagRequired("require"),
 		cmd.RegisterFlagCompletionFunc("require", cobra.FixedCompletions(platforms, cobra.ShellCompDirectiveNoFileComp)),
-	); err != nil {
-		panic(err) // the flag is defined above
-	}
+	))
 	return cmd
 }
 

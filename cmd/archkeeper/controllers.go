@@ -210,7 +210,7 @@ func (f *controllersFlags) run(ctx context.Context, std streams) error {
 		if err != nil {
 			return err
 		}
-		if err := f.controlling.addPlacement(c, place, f.asking.open(s)); err != nil {
+		if err := f.controlling.addPlacement(c, place, f.asking.open(s)); err != nil { //nolint:contextcheck // the manager gives its own
 			return err
 		}
 	}

@@ -63,9 +63,7 @@ func (f *askFlags) complete(cmd *cobra.Command, formats ...report.Format) {
 	for i, format := range formats {
 		names[i] = string(format)
 	}
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag is defined in add
-	}
+	defined(cmd, cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)))
 }
 
 // someImages asks for at least one argument, an image.

@@ -105,7 +105,7 @@ func (f *inspectingFlags) open(ctx context.Context, s *service) (*inspecting, er
 	if err != nil {
 		return nil, err
 	}
-	answers, closeCache, err := f.cache.open(s.log)
+	answers, closeCache, err := f.cache.open(s.log, s.metrics) //nolint:contextcheck // what waits is written when ctx has ended
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -37,23 +37,24 @@ type streams struct {
 	out, err io.Writer
 }
 
-// exitStatus is the error of a command that has printed all there is to say.
-type exitStatus int
+// statusError is the error of a command that has printed all there is to say.
+type statusError int
 
-func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+func (s statusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
 // exitWith gives the error that ends the process with a status; nil for 0.
 func exitWith(status int) error {
 	if status == statusSatisfied {
 		return nil
 	}
-	return exitStatus(status)
+	return statusError(status)
 }
 
 func main() {
-	// net/http writes to the standard logger what a registry sent out of turn.
-	// Here stderr is for the user, and services have a logger of their own.
-	log.SetOutput(io.Discard)
+	// net/http writes to the standard logger, which follows slog's, what a registry
+	// sent out of turn. Here stderr is for the user, and services have a logger of
+	// their own.
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	status := run(ctx, os.Args, streams{in: os.Stdin, out: os.Stdout, err: os.Stderr})
@@ -64,13 +65,13 @@ func main() {
 // run executes one command line, args[0] being the name of the program, and
 // gives the exit status.
 func run(ctx context.Context, args []string, std streams) int {
-	root := newRootCommand(std)
+	root := newRootCommand(std) //nolint:contextcheck // commands take theirs from ExecuteContext
 	if filepath.Base(args[0]) == "kubectl-archkeeper" {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl archkeeper"}
 	}
 	root.SetArgs(args[1:])
 	err := root.ExecuteContext(ctx)
-	var status exitStatus
+	var status statusError
 	switch {
 	case err == nil:
 		return statusSatisfied
@@ -79,6 +80,13 @@ func run(ctx context.Context, args []string, std streams) int {
 	}
 	fmt.Fprintln(std.err, "archkeeper:", err)
 	return statusFailed
+}
+
+// defined makes a command say what is wrong with the definition of its flags.
+func defined(cmd *cobra.Command, err error) {
+	if err != nil {
+		cmd.RunE = func(*cobra.Command, []string) error { return err }
+	}
 }
 
 func newRootCommand(std streams) *cobra.Command {

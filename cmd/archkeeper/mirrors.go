@@ -44,7 +44,8 @@ func newMirrorsRenderCommand(std streams) *cobra.Command {
 		Long: `Render reads mirror objects, passes over all other kinds, and prints the file that
 they mean together on standard output. What cannot be accepted is named on
 standard error, one line each, <kind>/<name> <field path>: <reason>; the rest is
-rendered all the same.
+rendered all the same. Objects that need no policy.json or hosts.toml print none, and
+standard error says so.
 
 Exit status: 0 everything was accepted; 1 usage error, or a file that is missing
 or no YAML: nothing was printed; 2 something was rejected or contradicts itself.`,
@@ -61,6 +62,9 @@ or no YAML: nothing was printed; 2 something was rejected or contradicts itself.
 				return err
 			}
 			report.Problems(std.err, res, output)
+			if len(data) == 0 && output != report.RegistriesConf { // whose stderr is for rejections alone
+				fmt.Fprintf(std.err, "nothing is printed: the objects ask for no %s\n", output)
+			}
 			if _, err := std.out.Write(data); err != nil {
 				return fmt.Errorf("write standard output: %w", err)
 			}
@@ -257,9 +261,7 @@ func readMirrored(std streams, paths []string) (*mirrors.Config, []string, error
 
 func addPathsFlag(cmd *cobra.Command, paths *[]string) {
 	cmd.Flags().StringArrayVarP(paths, "filename", "f", nil, "file or folder with mirror objects, or - for standard input; may be repeated")
-	if err := cmd.MarkFlagRequired("filename"); err != nil {
-		cmd.RunE = func(*cobra.Command, []string) error { return err }
-	}
+	defined(cmd, cmd.MarkFlagRequired("filename"))
 }
 
 // readMirrors merges the mirror objects of all files.

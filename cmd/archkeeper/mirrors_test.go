@@ -38,6 +38,15 @@ func TestMirrorsAudit(t *testing.T) {
 	}
 }
 
+func TestMirrorsRenderSaysWhenThereIsNothingToPrint(t *testing.T) {
+	for output, want := range map[string]string{"policy.json": "no policy.json", "containerd": ""} {
+		stdout, stderr, status := command(t, mirrorObjects, "mirrors", "render", "-f", "-", "-o", output)
+		if status != 0 || (stdout == "") != (want != "") || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d, stdout %q, stderr %q", output, status, stdout, stderr)
+		}
+	}
+}
+
 // command runs one command line in this process.
 func command(t *testing.T, stdin string, args ...string) (stdout, stderr string, status int) {
 	t.Helper()

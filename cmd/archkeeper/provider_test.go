@@ -157,7 +157,7 @@ func (s *served) post(by *http.Transport, url, body string) (int, string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	defer response.Body.Close() //nolint:errcheck // read to its end
+	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	if err != nil {
 		s.t.Fatal(err)

@@ -61,7 +61,7 @@ func TestPort(t *testing.T) {
 }
 
 func TestServeSetsTheLogLevelAndEnds(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestServeSetsTheLogLevelAndEnds(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- probes.Serve(ctx, listener, probes.Options{LogLevel: level}) }()
-	request, err := http.NewRequest(http.MethodPut, "http://"+listener.Addr().String()+"/loglevel", strings.NewReader("debug\n")) //nolint:noctx // a test
+	request, err := http.NewRequest(http.MethodPut, "http://"+listener.Addr().String()+"/loglevel", strings.NewReader("debug\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,13 +85,13 @@ func TestServeSetsTheLogLevelAndEnds(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if _, err := net.Dial("tcp", listener.Addr().String()); err == nil { //nolint:noctx // a test
+	if _, err := net.Dial("tcp", listener.Addr().String()); err == nil {
 		t.Error("the port is still open")
 	}
 }
 
 func TestServeSaysWhyItCannotServe(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -343,7 +343,7 @@ func (c *Client) post(ctx context.Context, k kind, keys []string) (status int, b
 	if err != nil {
 		return 0, nil, withoutURL(err)
 	}
-	defer reply.Body.Close() //nolint:errcheck // read to its end or given up
+	defer reply.Body.Close()
 	body, err = io.ReadAll(io.LimitReader(reply.Body, maxResponse+1))
 	if err == nil && len(body) > maxResponse {
 		err = fmt.Errorf("the answer is larger than %d bytes", maxResponse)

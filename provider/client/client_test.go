@@ -110,7 +110,7 @@ func start(t *testing.T) *world {
 	w.write("ca.crt", authority.PEM())
 	w.issue("server", throwaway.Request{IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Server: true})
 	w.issue("client", throwaway.Request{Names: []string{name}, Client: true})
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

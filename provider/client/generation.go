@@ -32,7 +32,7 @@ func (c *Client) Generation(ctx context.Context) (provider.Generation, error) {
 	if err != nil {
 		return failed(withoutURL(err))
 	}
-	defer reply.Body.Close() //nolint:errcheck // read to its end or given up
+	defer reply.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(reply.Body, 4<<10))
 	if err != nil {
 		return failed(err)
