@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"k8s.io/utils/clock"
@@ -37,6 +38,12 @@ const (
 type SharedOptions struct {
 	// URL as redis://[user:password@]host[:port][/database], rediss:// for TLS.
 	URL string
+	// KeyFile has keys, one a line, each of at least 32 characters: entries are
+	// signed with the first, and only those that one of them signed are
+	// believed. Without it, whoever may write to the tier is believed.
+	KeyFile string
+	// Metrics are registered here; nil for none.
+	Metrics prometheus.Registerer
 	// Timeout of one question; DefaultSharedTimeout when 0.
 	Timeout time.Duration
 	// Log hears once of each outage and of its end.
@@ -46,15 +53,17 @@ type SharedOptions struct {
 }
 
 // Shared is a Redis or Valkey that several replicas share, behind the local
-// cache. It holds what anonymous callers may know and nothing else. Whoever may
-// write to it can make images look as if they ran elsewhere: keep it as safe as
-// the provider.
+// cache. It holds what anonymous callers may know and nothing else. Without keys,
+// whoever may write to it can make images look as if they ran elsewhere; with
+// them, he can take entries away, or put back what was said before.
 //
 // Its outage costs nothing but hits: a question has a short deadline, writes
 // wait in a bounded queue and are dropped beyond it, and after some failures it
 // is not asked for a while.
 type Shared struct {
 	client  *redis.Client
+	keys    signer // nil when entries are not signed
+	refused *prometheus.CounterVec
 	timeout time.Duration
 	log     *slog.Logger
 	clock   clock.Clock
@@ -76,11 +85,26 @@ type sharedWrite struct {
 }
 
 // OpenShared makes a Shared. Nothing is connected yet: the error is one of the
-// URL, and does not show it, for it may hold a password.
+// keys or of the URL, and does not show it, for it may hold a password.
 func OpenShared(o SharedOptions) (*Shared, error) {
 	settings, err := redis.ParseURL(o.URL)
 	if err != nil {
 		return nil, errors.New("the shared cache's address is not of the form redis://[user:password@]host[:port][/database]")
+	}
+	var keys signer
+	if o.KeyFile != "" {
+		if keys, err = readKeys(o.KeyFile); err != nil {
+			return nil, err
+		}
+	}
+	refused := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "archkeeper_shared_cache_refused_total",
+		Help: "Entries of the shared cache that were not believed, by reason: unsigned (by no known key), forged (its signature is wrong), damaged.",
+	}, []string{"reason"})
+	if o.Metrics != nil {
+		if err := o.Metrics.Register(refused); err != nil {
+			return nil, fmt.Errorf("registering the shared cache's metrics: %w", err)
+		}
 	}
 	if o.Timeout <= 0 {
 		o.Timeout = DefaultSharedTimeout
@@ -101,7 +125,7 @@ func OpenShared(o SharedOptions) (*Shared, error) {
 	// process; report does so once for an outage.
 	redis.SetLogger(silence{})
 	s := &Shared{
-		client: redis.NewClient(settings), timeout: o.Timeout, log: o.Log, clock: o.Clock,
+		client: redis.NewClient(settings), keys: keys, refused: refused, timeout: o.Timeout, log: o.Log, clock: o.Clock,
 		queue: make(chan sharedWrite, sharedQueue), stop: make(chan struct{}), stopped: make(chan struct{}),
 	}
 	go s.run()
@@ -137,8 +161,34 @@ func (s *Shared) get(ctx context.Context, kind byte, k Key) ([]byte, bool) {
 		return nil, false
 	}
 	s.report(nil)
-	payload, err := unseal([]byte(key), record)
+	payload, err := s.believe(key, record)
+	if err != nil {
+		reason := "damaged"
+		switch {
+		case errors.Is(err, errUnsigned):
+			reason = "unsigned"
+		case errors.Is(err, errForged):
+			reason = "forged"
+		}
+		s.refused.WithLabelValues(reason).Inc()
+	}
 	return payload, err == nil
+}
+
+// believe gives the payload of a record that may be believed.
+func (s *Shared) believe(key string, record []byte) ([]byte, error) {
+	if s.keys != nil {
+		return s.keys.verify(key, record)
+	}
+	return unseal([]byte(key), record)
+}
+
+// vouch gives the record of a payload that was appended to four bytes of room.
+func (s *Shared) vouch(key string, record []byte) []byte {
+	if s.keys != nil {
+		return s.keys.sign(key, record[checksumSize:])
+	}
+	return seal([]byte(key), record)
 }
 
 // put has a record written behind. The first four bytes are room for its
@@ -149,7 +199,7 @@ func (s *Shared) put(kind byte, k Key, record []byte) {
 	}
 	key := sharedKey(kind, k)
 	select {
-	case s.queue <- sharedWrite{key, seal([]byte(key), record)}:
+	case s.queue <- sharedWrite{key, s.vouch(key, record)}:
 	default: // full: a cache may forget
 	}
 }

@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/archkeeper/archkeeper/provider"
@@ -138,6 +141,135 @@ func TestReplicasShareWhatEverybodyMayKnow(t *testing.T) {
 	})
 	if log.Len() > 0 {
 		t.Errorf("log: %s", &log)
+	}
+}
+
+func TestOnlyWhatAKnownKeySignedIsBelieved(t *testing.T) {
+	address, _ := startRedis(t)
+	ctx, now := t.Context(), time.Now().Truncate(time.Millisecond)
+	const old, young = "an-old-key-of-more-than-32-characters", "a-young-key-of-more-than-32-characters"
+	client := redis.NewClient(&redis.Options{Addr: address})
+	defer client.Close()
+	open := func(t *testing.T, metrics prometheus.Registerer, keys ...string) *cache.Shared {
+		t.Helper()
+		o := cache.SharedOptions{URL: "redis://" + address, Timeout: time.Second, Metrics: metrics}
+		if len(keys) > 0 {
+			o.KeyFile = filepath.Join(t.TempDir(), "keys")
+			if err := os.WriteFile(o.KeyFile, []byte(strings.Join(keys, "\n")+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s, err := cache.OpenShared(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	}
+	stocked := func(t *testing.T, keys ...string) {
+		t.Helper()
+		if err := client.FlushAll(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+		s := open(t, nil, keys...)
+		c := cache.New(cache.Options{Shared: s})
+		for _, name := range []string{"one", "two"} {
+			c.PutFacts(cache.KeyOf("facts", name), &cache.Facts{Digest: digestOf(name), Kind: provider.KindIndex, Platforms: []string{"linux/amd64"}, Architectures: []string{"amd64"}, Public: true})
+			c.PutTag(cache.KeyOf(name), cache.Tag{Facts: cache.KeyOf("facts", name), Checked: now, Credential: -1, Public: true})
+		}
+		if err := s.Close(); err != nil { // writes what waits
+			t.Fatal(err)
+		}
+	}
+	name := func(kind, of string) string {
+		k := cache.KeyOf(of)
+		if kind == "f" {
+			k = cache.KeyOf("facts", of)
+		}
+		return fmt.Sprintf("archkeeper:1:%s:%x", kind, k[:])
+	}
+	edit := func(t *testing.T, key string, change func([]byte) []byte) {
+		t.Helper()
+		record, err := client.Get(ctx, key).Bytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := client.Set(ctx, key, change(record), 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, test := range map[string]struct {
+		written, read []string
+		meddle        func(t *testing.T)
+		believed      bool
+		reason        string
+	}{
+		"its own key":                  {[]string{old}, []string{old}, nil, true, ""},
+		"a key that is being retired":  {[]string{old}, []string{young, old}, nil, true, ""},
+		"a key that is not yet in use": {[]string{young, old}, []string{old, young}, nil, true, ""},
+		"another key":                  {[]string{old}, []string{young}, nil, false, "unsigned"},
+		"no key, where one is needed":  {nil, []string{old}, nil, false, "unsigned"},
+		"a key, where none is known":   {[]string{old}, nil, nil, false, "damaged"},
+		"an entry cut short":           {[]string{old}, []string{old}, func(t *testing.T) { edit(t, name("t", "one"), func(b []byte) []byte { return b[:20] }) }, false, "unsigned"},
+		"a changed tag":                {[]string{old}, []string{old}, func(t *testing.T) { edit(t, name("t", "one"), func(b []byte) []byte { b[len(b)-5] ^= 1; return b }) }, false, "forged"},
+		"changed facts":                {[]string{old}, []string{old}, func(t *testing.T) { edit(t, name("f", "one"), func(b []byte) []byte { b[len(b)-1] ^= 1; return b }) }, false, "forged"},
+		"the entry of another reference": {[]string{old}, []string{old}, func(t *testing.T) {
+			edit(t, name("t", "one"), func([]byte) []byte {
+				b, err := client.Get(ctx, name("t", "two")).Bytes()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return b
+			})
+		}, false, "forged"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stocked(t, test.written...)
+			if test.meddle != nil {
+				test.meddle(t)
+			}
+			metrics := prometheus.NewRegistry()
+			c := cache.New(cache.Options{Shared: open(t, metrics, test.read...)})
+			_, facts, ok := c.SharedTag(ctx, cache.KeyOf("one"))
+			if ok != test.believed || ok && facts.Digest != digestOf("one") {
+				t.Errorf("believed: %v, %+v", ok, facts)
+			}
+			refused := ""
+			families, err := metrics.Gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range families {
+				for _, m := range f.GetMetric() {
+					refused += fmt.Sprintf("%s=%v", m.GetLabel()[0].GetValue(), m.GetCounter().GetValue())
+				}
+			}
+			want := ""
+			if test.reason != "" {
+				want = test.reason + "=1"
+			}
+			if refused != want {
+				t.Errorf("refused %q, want %q", refused, want)
+			}
+		})
+	}
+}
+
+func TestTheSharedTiersKeys(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "too short": "a-long-enough-key-of-32-characters\nsecret\n", "too long": strings.Repeat("secret ", 4000)} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "keys")
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err := cache.OpenShared(cache.SharedOptions{URL: "redis://localhost", KeyFile: path})
+			if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "secret") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	if _, err := cache.OpenShared(cache.SharedOptions{URL: "redis://localhost", KeyFile: filepath.Join(t.TempDir(), "none")}); err == nil {
+		t.Error("a file that is not there is none")
 	}
 }
 
