@@ -76,11 +76,16 @@ test-oracle: $(gotestsum) ## Our mirror semantics against the container librarie
 test-chart: $(gotestsum) ## The chart: lint, render, and its arguments against the program
 	$(call suite,chart,tests/chart,./...)
 
+# alone are the packages that bound times or memory: no other cluster runs beside
+# theirs. Tests mostly wait, so more of them run at once than there are cores.
+alone := /e2e/(chart|crowd|placement|rate)$$
+
 .PHONY: e2e
 e2e: $(gotestsum) ## A real kube-apiserver, scheduler and Gatekeeper (built on first use)
 	cd tests/controlplane && go run ./cmd/build
 	$(call suite,controlplane,tests/controlplane,./...)
-	$(call suite,e2e,tests/e2e,-p 1 -timeout 40m ./...)
+	$(call suite,e2e,tests/e2e,-p 2 -parallel 6 -timeout 20m $$(go list ./... | grep -v -E '$(alone)'))
+	$(call suite,e2e-alone,tests/e2e,-p 1 -parallel 6 -timeout 40m $$(go list ./... | grep -E '$(alone)'))
 
 .PHONY: test-race
 test-race: ## Unit tests under the race detector
@@ -97,6 +102,7 @@ bench: ## Benchmarks, ours beside its peers; prints ratios
 	go test -run '^$$' -bench Restart -benchtime 20x ./provider/cache
 	go test -run '^$$' -bench Admission ./controllers/admission
 	cd tests/bench && go test -run '^$$' -bench . ./...
+	cd tests/e2e && go test -run '^$$' -bench Drain -benchtime 3x ./rate
 
 .PHONY: fuzz
 fuzz: ## Every fuzz target for FUZZTIME (60s) each
