@@ -290,7 +290,9 @@ func (f *controllingFlags) managerOptions(s *service, cluster *rest.Config) mana
 	// renewed. Transports are shared unless something differs.
 	election := rest.CopyConfig(cluster)
 	election.Dial = (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext
-	duration, renew, retry := f.leaseDuration, f.leaseDuration*2/3, f.leaseDuration*2/15
+	// The other replicas look at the Lease every second, by default: the one that
+	// takes over does so little later than it may.
+	duration, renew, retry := f.leaseDuration, f.leaseDuration*2/3, f.leaseDuration/15
 	shutdown := 10 * time.Second
 	options := manager.Options{
 		Scheme:                        clientgoscheme.Scheme,
