@@ -5,6 +5,7 @@ package rate_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -60,6 +61,10 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.bench").Value.String() == "" {
+		os.Exit(m.Run()) // a cluster is for the benchmark alone
+	}
 	os.Exit(controlplane.Main(m, controlplane.Options{
 		Nodes: []controlplane.Node{
 			{Arch: "amd64"}, {Arch: "amd64"}, {Arch: "arm64"}, {Arch: "arm64"}, {Arch: "s390x"}, {Arch: "ppc64le"},
