@@ -115,8 +115,8 @@ location = "FIRST/copies"
 	}
 }
 
-// TestAStalledMirrorLeavesTimeForTheNextPlace: the caller waits for a second, a
-// look-up may take half a minute.
+// TestAStalledMirrorLeavesTimeForTheNextPlace: the caller waits for some seconds,
+// a look-up may take half a minute.
 func TestAStalledMirrorLeavesTimeForTheNextPlace(t *testing.T) {
 	const twoMirrors = `
 [[registry]]
@@ -166,7 +166,7 @@ location = "SECOND/copies"
 				t.Fatal(err)
 			}
 			i := newInspector(t, registry.Options{
-				Reach: connections, Timeout: time.Second,
+				Reach: connections, Timeout: 4 * time.Second,
 				Mirrors: mirrorConfig(t, twoMirrors, "SOURCE", w.Registry.Host(), "FIRST", first, "SECOND", second.Host()),
 			})
 			a := inspect(t, i, w.Registry.Host()+"/team/app:v1")
@@ -208,7 +208,7 @@ func TestASilentMirrorThatAnswersFirstAfterAllIsTheAnswer(t *testing.T) {
 }
 
 // TestACallerInAHurryJoinsALookUp: the first caller waits for as long as it
-// takes, the second for half a second.
+// takes, the second for some seconds.
 func TestACallerInAHurryJoinsALookUp(t *testing.T) {
 	source, mirror := newRegistry(t), newRegistry(t)
 	source.PutIndex("team/app", "v1", "linux/amd64")
@@ -225,7 +225,7 @@ func TestACallerInAHurryJoinsALookUp(t *testing.T) {
 	patient := make(chan provider.Answer, 1)
 	go func() { patient <- i.Inspect(t.Context(), []provider.Query{{Image: image}})[0] }()
 	<-asked
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 	defer cancel()
 	wantPlatforms(t, i.Inspect(ctx, []provider.Query{{Image: image}})[0], "linux/amd64")
 	wantPlatforms(t, <-patient, "linux/amd64")
