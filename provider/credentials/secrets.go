@@ -376,7 +376,7 @@ func holdSecret(secret *corev1.Secret) *held {
 	source := kindSecret + " " + secret.Namespace + "/" + secret.Name
 	var data []byte
 	format := DockerConfigJSON
-	switch secret.Type {
+	switch secret.Type { //nolint:exhaustive // all others are one
 	case corev1.SecretTypeDockerConfigJson:
 		data = secret.Data[corev1.DockerConfigJsonKey]
 	case corev1.SecretTypeDockercfg:

@@ -190,7 +190,7 @@ func TestARotatedServingCertificate(t *testing.T) {
 	ask := func() error {
 		client := w.gatekeeperClient()
 		client.Transport.(*http.Transport).TLSClientConfig.ServerName = "archkeeper.svc"
-		resp, err := client.Post(w.data+server.PathPublic, "application/json", strings.NewReader(request("a"))) //nolint:noctx // a test
+		resp, err := client.Post(w.data+server.PathPublic, "application/json", strings.NewReader(request("a")))
 		if err != nil {
 			return err
 		}

@@ -71,7 +71,7 @@ func stocked(b *testing.B, n int) (w *world, keys []string) {
 func ask(b *testing.B, client *http.Client, url string, body []byte) time.Duration {
 	b.Helper()
 	started := time.Now()
-	response, err := client.Post(url, "application/json", bytes.NewReader(body)) //nolint:noctx // a benchmark
+	response, err := client.Post(url, "application/json", bytes.NewReader(body))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -239,7 +239,7 @@ func (s *Server) recovered(next http.Handler) http.Handler {
 			}
 			s.panicked(p)
 			if status, ok := w.(*statusWriter); ok && status.code != 0 {
-				panic(http.ErrAbortHandler) // half of an answer is sent: cut it off, so that nobody takes it for a whole one
+				panic(http.ErrAbortHandler) //nolint:forbidigo // half of an answer is sent: this alone cuts it off, so that nobody takes it for a whole one
 			}
 			writeFault(w, http.StatusInternalServerError, apiVersionBeta, "the provider failed on this request; its log says more")
 		}()

@@ -39,7 +39,7 @@ func TestNothingInFlightIsLost(t *testing.T) {
 	w.eventually("all have begun", func() bool { return begun.Load() == flying })
 	w.stop()
 	ready := func() int {
-		resp := must(http.Get(w.probe + server.PathReady)) //nolint:noctx // a test
+		resp := must(http.Get(w.probe + server.PathReady))
 		_ = resp.Body.Close()
 		return resp.StatusCode
 	}
@@ -50,7 +50,7 @@ func TestNothingInFlightIsLost(t *testing.T) {
 	}
 	w.stepping = true // through the delay
 	w.eventually("new connections are refused", func() bool {
-		c, err := net.Dial("tcp", strings.TrimPrefix(w.data, "https://")) //nolint:noctx // a test
+		c, err := net.Dial("tcp", strings.TrimPrefix(w.data, "https://"))
 		if err == nil {
 			_ = c.Close()
 		}

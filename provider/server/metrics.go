@@ -141,6 +141,7 @@ type statusWriter struct {
 	code int
 }
 
+// WriteHeader implements http.ResponseWriter.
 func (w *statusWriter) WriteHeader(code int) {
 	if w.code == 0 {
 		w.code = code

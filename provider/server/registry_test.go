@@ -196,8 +196,8 @@ func TestAPrivateImageStaysPrivate(t *testing.T) {
 		}
 	})
 	t.Run("metrics and log", func(t *testing.T) {
-		metrics := must(http.Get(w.probe + server.PathMetrics)) //nolint:noctx // a test
-		defer metrics.Body.Close()                              //nolint:errcheck // read to its end
+		metrics := must(http.Get(w.probe + server.PathMetrics))
+		defer metrics.Body.Close()
 		for where, text := range map[string]string{"metrics": readAll(metrics), "log": w.log.String()} {
 			for _, secret := range []string{"s390x", "alice", digest, "hunter2"} {
 				if strings.Contains(text, secret) {

@@ -444,7 +444,7 @@ func TestOldTLSIsRefused(t *testing.T) {
 	client := w.gatekeeperClient()
 	config := client.Transport.(*http.Transport).TLSClientConfig
 	config.MinVersion, config.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
-	_, err := client.Post(w.data+server.PathPublic, "application/json", strings.NewReader(request("a"))) //nolint:noctx // a test
+	_, err := client.Post(w.data+server.PathPublic, "application/json", strings.NewReader(request("a")))
 	if err == nil || !strings.Contains(err.Error(), "protocol version") {
 		t.Errorf("TLS 1.2: %v", err)
 	}
@@ -456,7 +456,7 @@ func TestProbes(t *testing.T) {
 	get := func(method, path, body string) (int, string) {
 		req := must(http.NewRequestWithContext(context.Background(), method, w.probe+path, strings.NewReader(body)))
 		resp := must(http.DefaultClient.Do(req))
-		defer resp.Body.Close() //nolint:errcheck // read to its end
+		defer resp.Body.Close()
 		return resp.StatusCode, readAll(resp)
 	}
 	w.eventually("ready", func() bool { status, _ := get("GET", server.PathReady, ""); return status == 200 })
@@ -497,8 +497,8 @@ func TestReadinessHasReasons(t *testing.T) {
 		o.Ready = map[string]func() error{"secrets": func() error { return context.DeadlineExceeded }}
 	})
 	w.eventually("the reason", func() bool {
-		resp := must(http.Get(w.probe + server.PathReady)) //nolint:noctx // a test
-		defer resp.Body.Close()                            //nolint:errcheck // read to its end
+		resp := must(http.Get(w.probe + server.PathReady))
+		defer resp.Body.Close()
 		return resp.StatusCode == 503 && readAll(resp) == "secrets: context deadline exceeded\n"
 	})
 }

@@ -86,13 +86,13 @@ func (t *Tokens) check(ctx context.Context, token, path, verb string) *refusal {
 	if token == "" || len(token) > maxTokenSize {
 		return &refusal{http.StatusUnauthorized, reasonToken, "the Authorization header holds no usable bearer token"}
 	}
-	print := t.fingerprint(token, path, verb)
-	if t.remembered(print) {
+	mark := t.fingerprint(token, path, verb)
+	if t.remembered(mark) {
 		return nil
 	}
 	// Concurrent asks share one check, on a context of its own: a caller who
 	// leaves does not spoil it for the others.
-	flight := t.flights.DoChan(string(print[:]), func() (any, error) {
+	flight := t.flights.DoChan(string(mark[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.o.Timeout)
 		defer cancel()
 		select {
@@ -103,7 +103,7 @@ func (t *Tokens) check(ctx context.Context, token, path, verb string) *refusal {
 		}
 		refused := t.ask(ctx, token, path, verb)
 		if refused == nil {
-			t.remember(print)
+			t.remember(mark)
 		}
 		return refused, nil
 	})
@@ -160,14 +160,14 @@ func (t *Tokens) fingerprint(token, path, verb string) [sha256.Size]byte {
 	return [sha256.Size]byte(mac.Sum(nil))
 }
 
-func (t *Tokens) remembered(print [sha256.Size]byte) bool {
+func (t *Tokens) remembered(mark [sha256.Size]byte) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	until, ok := t.good[print]
+	until, ok := t.good[mark]
 	return ok && t.o.Clock.Now().Before(until)
 }
 
-func (t *Tokens) remember(print [sha256.Size]byte) {
+func (t *Tokens) remember(mark [sha256.Size]byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.o.Clock.Now()
@@ -184,5 +184,5 @@ func (t *Tokens) remember(print [sha256.Size]byte) {
 			break
 		}
 	}
-	t.good[print] = now.Add(t.o.TTL)
+	t.good[mark] = now.Add(t.o.TTL)
 }

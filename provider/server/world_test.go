@@ -252,7 +252,7 @@ func (w *world) do(client *http.Client, method, url, body string, header ...stri
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to its end
+	defer resp.Body.Close()
 	text := must(io.ReadAll(resp.Body))
 	r := reply{StatusCode: resp.StatusCode, Header: resp.Header, ContentLength: resp.ContentLength, closes: resp.Close, text: string(text)}
 	if method != http.MethodHead {
@@ -272,8 +272,8 @@ func (w *world) ask(path string, keys ...string) reply {
 // is not there.
 func (w *world) metric(sample string) string {
 	w.t.Helper()
-	resp := must(http.Get(w.probe + server.PathMetrics)) //nolint:noctx // a test
-	defer resp.Body.Close()                              //nolint:errcheck // read to its end
+	resp := must(http.Get(w.probe + server.PathMetrics))
+	defer resp.Body.Close()
 	for line := range strings.SplitSeq(string(must(io.ReadAll(resp.Body))), "\n") {
 		if value, ok := strings.CutPrefix(line, sample+" "); ok {
 			return value

@@ -94,7 +94,6 @@ type Case struct {
 
 const repo = "team/app"
 
-//nolint:gochecknoglobals // constants
 var (
 	both = []string{"linux/amd64", "linux/arm64"}
 	one  = []string{"linux/amd64"}
