@@ -92,7 +92,7 @@ func TestKeyring(t *testing.T) {
 	ports := []string{"", "", "", ":5000", ":443"}
 	paths := []string{"", "", "/", "/team", "/team/", "/team/app", "/teammate", "/team/app/deep", "/v1", "/v1/", "/v2/", "/v2/team", "/v1/team/app", "/library/busybox", "/t%65am"}
 	schemes := []string{"", "", "https://", "http://", "https://me@", "ftp://"}
-	random := rand.New(rand.NewPCG(3, 1)) //nolint:gosec // the same cases each time
+	random := rand.New(rand.NewPCG(3, 1)) // the same cases each time
 	pick := func(list []string) string { return list[random.IntN(len(list))] }
 	path := filepath.Join(t.TempDir(), "config.json")
 	for range 5000 {

@@ -135,8 +135,8 @@ func deviates(w *world.World, c *mirrors.Config) string {
 	}
 	sources := map[string]*lists{}
 	add := func(source string, list []string, never, tag bool) string {
-		real := slices.ContainsFunc(list, func(m string) bool { return m != source })
-		if !real {
+		counts := slices.ContainsFunc(list, func(m string) bool { return m != source })
+		if !counts {
 			return ""
 		}
 		seen := map[string]bool{}
