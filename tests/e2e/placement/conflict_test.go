@@ -18,7 +18,7 @@ func TestAnotherWriterLosesNothing(t *testing.T) {
 	t.Parallel()
 	k, f := test(t, ownWebhooks+"=none")
 	before := slow.Requests()
-	k.CreatePod(pod("p", gatedSpec, cold(slow, 5, "arm")))
+	k.CreatePod(pod("p", gatedSpec, cold(slow, 10, "arm")))
 	k.Eventually("the image is being asked for", func(context.Context) error {
 		if slow.Requests() == before {
 			return fmt.Errorf("it is not")

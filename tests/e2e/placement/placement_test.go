@@ -249,7 +249,7 @@ const gatedSpec = "schedulingGates: [{name: " + gate + "}], "
 
 // colds is how many images of each kind the slow registry, and the one that is
 // down, have that one test alone asks for: the provider remembers what it was told.
-const colds = 10
+const colds = 11
 
 func cold(r *archkeeper.Registry, n int, name string) string {
 	return fmt.Sprintf("%s/shop/%s:cold-%d", r.Host, name, n)
