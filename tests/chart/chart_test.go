@@ -292,7 +292,7 @@ func TestTheProgramTakesEveryRenderedArgument(t *testing.T) {
 			}
 		}
 	}
-	for _, command := range []string{"provider", "controllers", "node-agent", "ungate"} {
+	for _, command := range []string{"provider", "controllers", "all-in-one", "node-agent", "ungate"} {
 		if !seen[command] {
 			t.Errorf("no combination of values starts %q", command)
 		}

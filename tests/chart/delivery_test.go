@@ -106,3 +106,45 @@ func TestWhoMayWriteSecrets(t *testing.T) {
 		})
 	}
 }
+
+// One process takes the place of two, with the rights of both.
+func TestAllInOneIsOneDeployment(t *testing.T) {
+	objects := render(t, map[string]any{"mode": "allInOne", "admission": object{"enabled": true}})
+	for where, pod := range pods(objects) {
+		if where == "Job archkeeper-uninstall" {
+			line := args(containers(pod)[0])
+			if !slices.Contains(line, "--deployment=archkeeper-provider") || !slices.Contains(line, "--lease=archkeeper-controllers") {
+				t.Errorf("removal ends another Deployment than the one there is: %v", line)
+			}
+			continue
+		}
+		if where != "Deployment archkeeper-provider" {
+			t.Errorf("there is a %s", where)
+			continue
+		}
+		if line := args(containers(pod)[0]); line[0] != "all-in-one" {
+			t.Errorf("it runs %v", line)
+		}
+		for _, v := range list(pod, "volumes") {
+			if secret, ok := at(v, "secret").(object); ok && secret["optional"] != true {
+				t.Errorf("it waits for the Secret %v, which it makes itself", secret["secretName"])
+			}
+		}
+	}
+	bound := map[string]bool{}
+	for _, o := range objects {
+		if kind := text(o, "kind"); kind != "RoleBinding" && kind != "ClusterRoleBinding" {
+			continue
+		}
+		for _, s := range list(o, "subjects") {
+			bound[text(o, "roleRef", "kind")+" "+text(o, "roleRef", "name")+" to "+text(s, "name")] = true
+		}
+	}
+	for _, want := range []string{
+		"ClusterRole archkeeper-provider to archkeeper-provider", "ClusterRole archkeeper-controllers to archkeeper-provider", "Role archkeeper-controllers to archkeeper-provider",
+	} {
+		if !bound[want] {
+			t.Errorf("not bound: %s", want)
+		}
+	}
+}

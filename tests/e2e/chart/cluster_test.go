@@ -165,6 +165,9 @@ func (i *installation) run(ctx context.Context) error {
 	running, stop := context.WithCancel(context.Background())
 	i.stop = stop
 	for _, component := range []string{"controllers", "provider"} {
+		if i.object("Deployment", "-"+component) == nil {
+			continue // all in one
+		}
 		if err := i.start(ctx, running, component); err != nil {
 			return err
 		}

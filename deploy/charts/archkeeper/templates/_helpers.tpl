@@ -66,6 +66,40 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
 {{- define "archkeeper.mirrorsConfigMap" -}}{{ include "archkeeper.fullname" . }}-registries{{- end -}}
+{{/* The service account and the Deployment that the controllers run as. */}}
+{{- define "archkeeper.controllersRunAs" -}}
+{{- if eq .Values.mode "allInOne" }}{{ include "archkeeper.provider" . }}{{ else }}{{ include "archkeeper.controllers" . }}{{ end -}}
+{{- end -}}
+
+{{/* What the controllers are told, whatever process they are in. */}}
+{{- define "archkeeper.controllersArgs" -}}
+{{- $enabled := list "certificates" -}}
+{{- if .Values.controllers.placement.enabled }}{{ $enabled = append $enabled "placement" }}{{ end -}}
+{{- if .Values.controllers.mirrors.enabled }}{{ $enabled = append $enabled "mirrors" }}{{ end -}}
+{{- if .Values.controllers.importMode.enabled }}{{ $enabled = append $enabled "importmode" }}{{ end -}}
+- --enable={{ join "," $enabled }}
+- --namespace=$(POD_NAMESPACE)
+- --lease={{ include "archkeeper.controllers" . }}
+- --gatekeeper-namespace={{ .Values.gatekeeper.namespace }}
+- --config=/etc/archkeeper/configuration/configuration.yaml
+- --certificates=/etc/archkeeper/certificates/certificates.yaml
+{{- if .Values.policies.placementConfigMap }}
+- --policy-dir=/etc/archkeeper/policies
+{{- end }}
+{{- if .Values.controllers.mirrors.enabled }}
+- --mirrors-configmap={{ include "archkeeper.mirrorsConfigMap" . }}
+- --mirrors-delivery={{ .Values.controllers.mirrors.delivery }}
+- --mirrors-max-disruption={{ .Values.controllers.mirrors.maxDisruption }}
+{{- end }}
+{{- if .Values.controllers.importMode.enabled }}
+- --importmode-mode={{ .Values.controllers.importMode.mode }}
+- --when-clusterversion-missing={{ .Values.controllers.importMode.whenClusterVersionMissing }}
+{{- end }}
+{{- with .Values.controllers.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{- define "archkeeper.trust" -}}{{ include "archkeeper.fullname" . }}-trust{{- end -}}
 {{- define "archkeeper.gatekeeperCA" -}}{{ include "archkeeper.fullname" . }}-gatekeeper-ca{{- end -}}
 
