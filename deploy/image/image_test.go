@@ -56,6 +56,12 @@ func TestWhatIsPushed(t *testing.T) {
 	if _, err := Push(t.Context(), reference, built); err != nil {
 		t.Fatal(err)
 	}
+	if err := billed(t.Context(), reference, o.Platforms); err != nil {
+		t.Error(err)
+	}
+	if err := billed(t.Context(), reference, o.Platforms[:1]); err == nil {
+		t.Error("an image more than was built for is not seen")
+	}
 	index, err := remote.Index(reference)
 	if err != nil {
 		t.Fatal(err)

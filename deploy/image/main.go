@@ -84,6 +84,9 @@ func run(ctx context.Context, o Options, repository, tag string) (err error) {
 		return err
 	}
 	fmt.Println(reference.Context().Digest(digest.String()))
+	if err := billed(ctx, reference, o.Platforms); err != nil {
+		return err
+	}
 	return verify(ctx, o, reference.String(), reference.RegistryStr(), plainHTTP)
 }
 
@@ -114,6 +117,37 @@ func Push(ctx context.Context, reference name.Tag, built Built) (v1.Hash, error)
 		}
 	}
 	return built.Index.Digest()
+}
+
+// billed looks whether what was pushed has an image for each platform, and each
+// image a bill of materials that refers to it.
+func billed(ctx context.Context, reference name.Tag, platforms []string) error {
+	options := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
+	index, err := remote.Index(reference, options...)
+	if err != nil {
+		return fmt.Errorf("read %s back: %w", reference, err)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return fmt.Errorf("read %s back: %w", reference, err)
+	}
+	if len(manifest.Manifests) != len(platforms) {
+		return fmt.Errorf("%s has %d images for the platforms %v", reference, len(manifest.Manifests), platforms)
+	}
+	for _, d := range manifest.Manifests {
+		referrers, err := remote.Referrers(reference.Context().Digest(d.Digest.String()), append(options, remote.WithFilter("artifactType", sbomType))...)
+		if err != nil {
+			return fmt.Errorf("bill of materials of %s: %w", d.Platform, err)
+		}
+		found, err := referrers.IndexManifest()
+		if err != nil {
+			return fmt.Errorf("bill of materials of %s: %w", d.Platform, err)
+		}
+		if len(found.Manifests) != 1 {
+			return fmt.Errorf("%d bills of materials refer to the image for %s, want one", len(found.Manifests), d.Platform)
+		}
+	}
+	return nil
 }
 
 // verify looks at what was pushed with the program that is in it.
