@@ -131,11 +131,18 @@ func (f *allInOneFlags) serve(ctx context.Context, s *service, c *controllers, o
 	defer stopWorking()
 	defer stopProbing()
 	var service atomic.Pointer[server.Server]
+	files := append([]string{f.serving.certFile, f.serving.keyFile}, f.serving.clientCAs...)
+	if f.admission.tokenFile != "" {
+		files = append(files, f.admission.tokenFile)
+	}
 	c.ready["provider"] = func() error {
-		if service.Load() == nil {
-			return errors.New("its certificate is not there yet")
+		if service.Load() != nil {
+			return nil
 		}
-		return nil
+		if file := missing(files); file != "" {
+			return fmt.Errorf("%s is not there yet", file)
+		}
+		return errors.New("not started yet")
 	}
 	unready := func() []string {
 		reasons := c.ready.Unmet()
@@ -152,8 +159,8 @@ func (f *allInOneFlags) serve(ctx context.Context, s *service, c *controllers, o
 	})
 	all.Go(func() error {
 		defer stopWorking()
-		if f.controlling.enabled(enableCertificates) { // which may be what makes it
-			awaitFiles(serving, s.log, f.serving.certFile, f.serving.keyFile)
+		if f.controlling.enabled(enableCertificates) { // which may be what makes them
+			awaitFiles(serving, s.log, files)
 			if serving.Err() != nil {
 				return nil
 			}

@@ -1,9 +1,13 @@
 package main
 
 import (
+	"context"
+	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestAllInOneDoesNotStart(t *testing.T) {
@@ -38,4 +42,31 @@ func TestAllInOneDoesNotStart(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestFilesMayComeLater(t *testing.T) {
+	dir := t.TempDir()
+	files := []string{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
+	var log lockedBuffer
+	come := make(chan struct{})
+	go func() {
+		defer close(come)
+		awaitFiles(t.Context(), slog.New(slog.NewTextHandler(&log, nil)), files)
+	}()
+	for _, file := range files {
+		for !strings.Contains(log.String(), file) {
+			select {
+			case <-come:
+				t.Fatalf("it did not wait for %s:\n%s", file, log.String())
+			case <-time.After(time.Millisecond):
+			}
+		}
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-come
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	awaitFiles(ctx, slog.New(slog.DiscardHandler), []string{filepath.Join(dir, "never")})
 }

@@ -80,22 +80,28 @@ func notYet(synced func() bool) func() error {
 	}
 }
 
+// missing gives the first of the files that is not there, "" when all are.
+func missing(files []string) string {
+	for _, file := range files {
+		if _, err := os.Stat(file); err != nil {
+			return file
+		}
+	}
+	return ""
+}
+
 // awaitFiles waits until all files are there, or ctx ends.
-func awaitFiles(ctx context.Context, log *slog.Logger, files ...string) {
+func awaitFiles(ctx context.Context, log *slog.Logger, files []string) {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
-	for said := false; ; said = true {
-		missing := ""
-		for _, file := range files {
-			if _, err := os.Stat(file); err != nil {
-				missing = file
-			}
-		}
-		if missing == "" {
+	for said := ""; ; {
+		file := missing(files)
+		if file == "" {
 			return
 		}
-		if !said {
-			log.Info("waiting for a file", "file", missing)
+		if file != said {
+			said = file
+			log.Info("waiting for a file", "file", file)
 		}
 		select {
 		case <-ctx.Done():
