@@ -396,8 +396,9 @@ func TestHostsThatTrickleLetOthersReadLargeBodies(t *testing.T) {
 	}
 }
 
-// liveHeap gives the bytes that are in use. Garbage is not counted: how much of
-// it lies about depends on the machine and on the race detector.
+// liveHeap gives the bytes that are in use. Most garbage is not counted, only
+// what is made while it is collected: how much there is depends on the machine
+// and on the race detector.
 func liveHeap() uint64 {
 	runtime.GC()
 	var now runtime.MemStats
@@ -408,7 +409,7 @@ func liveHeap() uint64 {
 // TestManyHostsTogetherTakeLittleMemory: bodies that stop just short of their
 // end are held, and there is no end of hosts that somebody can name.
 func TestManyHostsTogetherTakeLittleMemory(t *testing.T) {
-	const hosts, imagesOfHost, bodySize = 64, 8, 500 << 10
+	const hosts, imagesOfHost, bodySize = 96, 8, 500 << 10 // 375 MiB of bodies, of which 64 may be held
 	body := bytes.Repeat([]byte(" "), bodySize)
 	hold := make(chan struct{})
 	var config reach.Config
@@ -452,7 +453,7 @@ func TestManyHostsTogetherTakeLittleMemory(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
-	if grown := peak - min(peak, before); grown > 160<<20 {
+	if grown := peak - min(peak, before); grown > 240<<20 {
 		t.Errorf("the heap grew by %d MiB", grown>>20)
 	} else {
 		t.Logf("the heap grew by %d MiB", grown>>20)
