@@ -141,11 +141,11 @@ func ofDown(n int) (images []string) {
 // as the controller makes, and gives the time that it takes for so many pods.
 func bareClient(t *testing.T, pods int) time.Duration {
 	t.Helper()
-	const sample = 100
+	const sample, workers = 250, 16
 	k, f := test(t, ownWebhooks+"=none")
 	create(t, k, f, sample, "example.com/bare", image(good, "multi"))
 	var turns errgroup.Group
-	turns.SetLimit(32)
+	turns.SetLimit(workers)
 	began := time.Now()
 	for name := range f.all() {
 		turns.Go(func() error {
@@ -284,8 +284,11 @@ func TestAKilledLeaderIsReplacedWithinTheLeaseDuration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var last time.Time
+	first, last := time.Now(), killed
 	for _, l := range f.all() {
+		if l.freed.Before(first) {
+			first = l.freed
+		}
 		if l.freed.After(last) {
 			last = l.freed
 		}
@@ -293,13 +296,14 @@ func TestAKilledLeaderIsReplacedWithinTheLeaseDuration(t *testing.T) {
 	if took > leaseDuration+5*time.Second {
 		t.Errorf("nobody led for %s, longer than the lease duration and 5s", took)
 	}
-	// How fast gated pods are freed then is the machine's affair, and the API
-	// server's: a bare client is the measure.
+	// A quiet machine frees them within the lease duration and 5s in all. How fast it
+	// is here is the machine's affair, and the API server's: a bare client is the
+	// measure.
 	bare := bareClient(t, pods)
 	drain := last.Sub(killed) - took
-	t.Logf("%d gated pods: the other replica led %s after the kill (lease duration %s) and freed them within %s, for %.1f ms of CPU a pod; a bare client frees as many within %s",
-		pods, took.Round(10*time.Millisecond), leaseDuration, drain.Round(10*time.Millisecond), 1000*(cpu-before)/pods, bare.Round(10*time.Millisecond))
-	if limit := max(5*time.Second, 5*bare); drain > limit {
+	t.Logf("%d gated pods: the other replica led %s after the kill (lease duration %s) and freed them within %s to %s, for %.1f ms of CPU a pod; a bare client frees as many within %s",
+		pods, took.Round(10*time.Millisecond), leaseDuration, (first.Sub(killed) - took).Round(10*time.Millisecond), drain.Round(10*time.Millisecond), 1000*(cpu-before)/pods, bare.Round(10*time.Millisecond))
+	if limit := max(5*time.Second, 5*bare/2); drain > limit {
 		t.Errorf("the pods were free %s after the other replica led, which should take %s at most", drain, limit)
 	}
 	if gated := f.check(); gated != pods {
