@@ -53,7 +53,11 @@ func Check(s Snapshot) []Finding {
 
 func checkDeployments(s Snapshot) []Finding {
 	var found []Finding
-	for what, d := range map[string]*Deployment{"provider": s.Provider, "controllers": s.Controllers} {
+	deployments := map[string]*Deployment{"provider": s.Provider, "controllers": s.Controllers}
+	if s.Controllers != nil && s.Controllers == s.Provider { // all in one
+		delete(deployments, "controllers")
+	}
+	for what, d := range deployments {
 		switch {
 		case d == nil:
 			found = append(found, Finding{"deployments", Broken, "", "there is no Deployment of the " + what + " in namespace " + s.Namespace,

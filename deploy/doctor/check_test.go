@@ -118,3 +118,15 @@ func TestOpenCircuitsAreReadFromMetrics(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+func TestOneDeploymentForAllIsNamedOnce(t *testing.T) {
+	s := healthy(t)
+	s.Controllers = s.Provider
+	if found := checkDeployments(s); len(found) > 0 {
+		t.Errorf("%+v", found)
+	}
+	s.Provider.Ready = 0
+	if found := checkDeployments(s); len(found) != 1 {
+		t.Errorf("%d findings about one Deployment: %+v", len(found), found)
+	}
+}

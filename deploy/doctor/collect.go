@@ -113,6 +113,9 @@ func (c *collector) deployments(ctx context.Context) error {
 			c.s.Controllers = d
 		}
 	}
+	if c.s.Controllers == nil && c.s.Provider != nil && slices.Contains(c.s.Provider.Args, "all-in-one") {
+		c.s.Controllers = c.s.Provider
+	}
 	return nil
 }
 
@@ -166,7 +169,11 @@ func (c *collector) mounted(ctx context.Context, d *Deployment) (*corev1.Secret,
 }
 
 func (c *collector) certificates(ctx context.Context) error {
-	for _, d := range []*Deployment{c.s.Provider, c.s.Controllers} {
+	deployments := []*Deployment{c.s.Provider}
+	if c.s.Controllers != c.s.Provider {
+		deployments = append(deployments, c.s.Controllers)
+	}
+	for _, d := range deployments {
 		secret, err := c.mounted(ctx, d)
 		if err != nil {
 			return err
@@ -407,7 +414,10 @@ func needs(s Snapshot) []Access {
 			add("watch", "", "secrets", "", "", "to read pull secrets")
 		}
 		for _, lease := range flagValues(p.Args, "lease") {
-			namespace, name, _ := strings.Cut(lease, "/")
+			namespace, name, both := strings.Cut(lease, "/")
+			if !both {
+				namespace, name = s.Namespace, lease
+			}
 			add("watch", "", "namespaces", "", "", "to judge which pods are placed")
 			add("get", "coordination.k8s.io", "leases", name, namespace, "to know whether a controller is alive")
 		}

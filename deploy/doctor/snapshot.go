@@ -24,7 +24,7 @@ type Snapshot struct {
 	// Webhook is our MutatingWebhookConfiguration.
 	Webhook *Webhook
 
-	// Provider and Controllers are our Deployments.
+	// Provider and Controllers are our Deployments; the same one when all is in one.
 	Provider, Controllers *Deployment
 	// Serving is the provider's certificate.
 	Serving *Certificate
