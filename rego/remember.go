@@ -47,9 +47,11 @@ func (d Decision) clone() Decision {
 }
 
 // shorten leaves out of an input what the built-in policy does not read: of the pod
-// its name, its identity, its age and its status; of images the age of the answer. The
-// time for which the pod is held is read for images that are not known, and then
-// nothing is left out: ok is false.
+// its name, its identity, its age and its status; of the spec whatever says nothing
+// about nodes or images (each pod has a volume and mounts of its own for the token of
+// its service account); of images the age of the answer. The time for which the pod is
+// held is read for images that are not known, and then nothing is left out: ok is
+// false, as it is for a pod whose shape is another than the API's.
 func shorten(in Input) (short Input, ok bool) {
 	images := make(map[string]Image, len(in.Images))
 	for ref, image := range in.Images {
@@ -59,11 +61,7 @@ func shorten(in Input) (short Input, ok bool) {
 		image.AgeSeconds = 0
 		images[ref] = image
 	}
-	var pod struct {
-		// A pointer, because the policy tells an empty object from none.
-		Metadata *map[string]json.RawMessage `json:"metadata,omitempty"`
-		Spec     json.RawMessage             `json:"spec,omitempty"`
-	}
+	var pod shortPod
 	if err := json.Unmarshal(in.Pod, &pod); err != nil {
 		return in, false // it is for the policy to judge
 	}
@@ -72,10 +70,42 @@ func shorten(in Input) (short Input, ok bool) {
 			delete(*pod.Metadata, key)
 		}
 	}
+	if pod.Spec != nil {
+		pod.Spec.Volumes = slices.DeleteFunc(pod.Spec.Volumes, func(v shortVolume) bool { return v.Image == nil })
+	}
 	raw, err := json.Marshal(pod)
 	if err != nil {
 		return in, false
 	}
 	in.Pod, in.Images, in.HeldSeconds = raw, images, 0
 	return in, true
+}
+
+// shortPod is what the built-in policy reads of a pod. What may be absent stays
+// absent, since the policy tells an empty object from none.
+type shortPod struct {
+	Metadata *map[string]json.RawMessage `json:"metadata,omitempty"`
+	Spec     *shortSpec                  `json:"spec,omitempty"`
+}
+
+type shortSpec struct {
+	NodeName        json.RawMessage  `json:"nodeName,omitempty"`
+	NodeSelector    json.RawMessage  `json:"nodeSelector,omitempty"`
+	Affinity        json.RawMessage  `json:"affinity,omitempty"`
+	Tolerations     json.RawMessage  `json:"tolerations,omitempty"`
+	SchedulingGates json.RawMessage  `json:"schedulingGates,omitempty"`
+	OS              json.RawMessage  `json:"os,omitempty"`
+	InitContainers  []shortContainer `json:"initContainers,omitempty"`
+	Containers      []shortContainer `json:"containers,omitempty"`
+	Volumes         []shortVolume    `json:"volumes,omitempty"`
+}
+
+type shortContainer struct {
+	Image json.RawMessage `json:"image,omitempty"`
+}
+
+type shortVolume struct {
+	Image *struct {
+		Reference json.RawMessage `json:"reference,omitempty"`
+	} `json:"image,omitempty"`
 }

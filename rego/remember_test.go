@@ -13,7 +13,11 @@ func TestMemoryIsBounded(t *testing.T) {
 	pod := func(name, selector, image string) Input {
 		return Input{
 			Phase: PhaseAdmit, ControllerAlive: true,
-			Pod: []byte(fmt.Sprintf(`{"metadata": {"name": %q}, "spec": {"nodeSelector": {"pool": %q}, "containers": [{"name": "c", "image": %q}]}}`, name, selector, image)),
+			Pod: []byte(fmt.Sprintf(`{"metadata": {"name": %q}, "spec": {
+				"nodeSelector": {"pool": %q},
+				"containers": [{"name": "c", "image": %q, "volumeMounts": [{"name": "token-%s"}]}],
+				"volumes": [{"name": "token-%s", "projected": {}}, {"name": "content", "image": {"reference": "known"}}]
+			}}`, name, selector, image, name, name)),
 			Images: map[string]Image{
 				"known":   {Status: StatusKnown, Architectures: []string{"arm64"}},
 				"unknown": {Status: StatusUnknown, Class: "timeout"},
@@ -55,4 +59,41 @@ func TestMemoryIsBounded(t *testing.T) {
 	count(maxRemembered)
 	decide(only(pod("b", "three", "known"), "known"))
 	count(1)
+}
+
+func TestPodsThatDifferInWhatIsReadAreNotAlike(t *testing.T) {
+	base := `{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}]}}`
+	images := map[string]Image{"known": {Status: StatusKnown, Architectures: []string{"arm64"}}}
+	short := func(pod string) string {
+		t.Helper()
+		in, ok := shorten(Input{Pod: []byte(pod), Images: images})
+		if !ok {
+			t.Fatalf("not shortened: %s", pod)
+		}
+		return string(in.Pod)
+	}
+	seen := map[string]string{short(base): base}
+	for _, pod := range []string{
+		`{"metadata": {}, "spec": {"containers": [{"image": "known"}]}}`,
+		`{"spec": {"containers": [{"image": "known"}]}}`,
+		`{"metadata": {"labels": {"a": "b"}, "annotations": {}}, "spec": {"containers": [{"image": "known"}]}}`,
+		`{"metadata": {"labels": {"a": "b"}, "ownerReferences": [{"kind": "DaemonSet"}]}, "spec": {"containers": [{"image": "known"}]}}`,
+		`{"metadata": {"labels": {"a": "b"}, "namespace": "ns"}, "spec": {"containers": [{"image": "known"}]}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}, {"image": "known"}]}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "other"}]}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"initContainers": [{"image": "known"}], "containers": [{"image": "known"}]}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}], "volumes": [{"image": {"reference": "known"}}]}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}], "nodeName": "n"}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}], "nodeSelector": {"a": "b"}}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}], "affinity": {}}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}], "tolerations": []}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}], "schedulingGates": []}}`,
+		`{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}], "os": {"name": "linux"}}}`,
+	} {
+		key := short(pod)
+		if other, ok := seen[key]; ok {
+			t.Errorf("taken for alike:\n%s\n%s", pod, other)
+		}
+		seen[key] = pod
+	}
 }

@@ -63,6 +63,10 @@ func remembered(t testing.TB, e *rego.Evaluator, in rego.Input, want rego.Decisi
 			metadata["generateName"], metadata["creationTimestamp"] = "p-", "2026-01-01T00:00:0"+fmt.Sprint(i)+"Z"
 		}
 		pod["status"] = map[string]any{"phase": "Pending", "message": fmt.Sprint(i)}
+		if spec, ok := pod["spec"].(map[string]any); ok {
+			mountToken(spec, fmt.Sprint("kube-api-access-", i))
+			spec["hostname"], spec["priority"] = fmt.Sprint("h-", i), i
+		}
 		raw, err := json.Marshal(pod)
 		if err != nil {
 			t.Fatal(err)
@@ -74,6 +78,22 @@ func remembered(t testing.TB, e *rego.Evaluator, in rego.Input, want rego.Decisi
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("another decision is remembered (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// mountToken gives a pod the volume for its service account's token, as admission
+// does: each pod under a name of its own.
+func mountToken(spec map[string]any, name string) {
+	volumes, _ := spec["volumes"].([]any)
+	spec["volumes"] = append([]any{map[string]any{"name": name, "projected": map[string]any{"sources": []any{}}}}, volumes...)
+	for _, field := range []string{"containers", "initContainers"} {
+		containers, _ := spec[field].([]any)
+		for _, c := range containers {
+			if c, ok := c.(map[string]any); ok {
+				c["volumeMounts"] = []any{map[string]any{"name": name, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}}
+				c["env"] = []any{map[string]any{"name": "ME", "value": name}}
+			}
 		}
 	}
 }
