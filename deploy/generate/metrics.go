@@ -65,6 +65,7 @@ says how many values each label may have. Alerts and dashboard of the chart use 
 		{"archkeeper_provider_", "Provider: its ports"},
 		{"archkeeper_inspector_", "Provider: look-ups"},
 		{"archkeeper_registry_", "Provider: registries"},
+		{"archkeeper_shared_cache_", "Provider: the shared cache"},
 		{"archkeeper_admission_", "Provider: admission"},
 		{"archkeeper_policy_", "Provider and controllers: the placement policy"},
 		{"archkeeper_placement_", "Controllers: placement"},
