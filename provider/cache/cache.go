@@ -182,7 +182,7 @@ func (c *Cache) Tag(k Key, now time.Time) (Tag, bool) {
 	e, ok := c.tags.get(k)
 	if !ok && c.store != nil {
 		if e, ok = c.store.tag(k); ok {
-			c.tags.put(k, e)
+			e = c.tags.putUnlessThere(k, e)
 		}
 	}
 	if !ok {
@@ -203,7 +203,9 @@ func (c *Cache) Tag(k Key, now time.Time) (Tag, bool) {
 }
 
 // PutTag keeps an answer. A Tag that has both Facts and Err is a known answer
-// that could not be confirmed of late.
+// that could not be confirmed of late. One that has Err alone takes back what was
+// kept: in the store too, and in the shared tier when it is what a registry said,
+// so that neither a restart nor a replica brings it back.
 func (c *Cache) PutTag(k Key, t Tag) {
 	e := tagEntry{facts: t.Facts, candidate: t.Candidate, credential: t.Credential, public: t.Public}
 	if !t.Checked.IsZero() {
@@ -213,7 +215,13 @@ func (c *Cache) PutTag(k Key, t Tag) {
 		e.err = &failure{err: t.Err, until: t.Until.UnixMilli()}
 	}
 	c.tags.put(k, e)
-	if !e.public || e.err != nil {
+	switch {
+	case !e.public:
+		return
+	case e.err != nil:
+		if e.facts == (Key{}) {
+			c.takeBack(k, t.Err.Class)
+		}
 		return
 	}
 	if c.store != nil {
@@ -224,12 +232,27 @@ func (c *Cache) PutTag(k Key, t Tag) {
 	}
 }
 
+// takeBack has the tiers forget an answer. An outage here, or a rule of this
+// process, says nothing of what other replicas may answer.
+func (c *Cache) takeBack(k Key, class provider.Class) {
+	if c.store != nil {
+		c.store.write(recordTag, k, nil)
+	}
+	if c.shared == nil {
+		return
+	}
+	switch class { //nolint:exhaustive // the others are no word of a registry's
+	case provider.ClassNotFound, provider.ClassUnauthorized, provider.ClassInvalidContent, provider.ClassNotRunnable:
+		c.shared.remove(recordTag, k)
+	}
+}
+
 // Facts gives what is known of a digest.
 func (c *Cache) Facts(k Key) (*Facts, bool) {
 	f, ok := c.facts.get(k)
 	if !ok && c.store != nil {
 		if f, ok = c.store.facts(k, &c.shapes); ok {
-			c.facts.put(k, f)
+			f = c.facts.putUnlessThere(k, f)
 		}
 	}
 	return f, ok

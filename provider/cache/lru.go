@@ -86,6 +86,24 @@ func (t *table[V]) shrink() {
 func (t *table[V]) put(k Key, v V) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.enter(k, v)
+}
+
+// putUnlessThere is put for what was read elsewhere meanwhile: what is there is
+// younger, and stays. It gives the value that counts.
+func (t *table[V]) putUnlessThere(k Key, v V) V {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i, ok := t.index[k]; ok {
+		t.touch(i)
+		return t.at(i).value
+	}
+	t.enter(k, v)
+	return v
+}
+
+// enter is put. The lock is held.
+func (t *table[V]) enter(k Key, v V) bool {
 	if t.early != nil {
 		t.early[k[0]] = append(t.early[k[0]], k)
 	}

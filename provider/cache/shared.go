@@ -81,7 +81,7 @@ type Shared struct {
 
 type sharedWrite struct {
 	key    string
-	record []byte
+	record []byte // nil to remove
 }
 
 // OpenShared makes a Shared. Nothing is connected yet: the error is one of the
@@ -204,6 +204,14 @@ func (s *Shared) put(kind byte, k Key, record []byte) {
 	}
 }
 
+// remove has a record removed behind.
+func (s *Shared) remove(kind byte, k Key) {
+	select {
+	case s.queue <- sharedWrite{key: sharedKey(kind, k)}:
+	default: // full: as old as it says it is, it stays
+	}
+}
+
 func (s *Shared) run() {
 	defer close(s.stopped)
 	for {
@@ -242,6 +250,10 @@ func (s *Shared) write(first sharedWrite) {
 	defer cancel()
 	_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for _, w := range batch {
+			if w.record == nil {
+				p.Del(ctx, w.key)
+				continue
+			}
 			p.Set(ctx, w.key, w.record, sharedLife)
 		}
 		return nil
@@ -310,7 +322,7 @@ func (c *Cache) SharedTag(ctx context.Context, k Key) (Tag, *Facts, bool) {
 		return Tag{}, nil, false
 	}
 	facts, ok := c.facts.get(e.facts)
-	if !ok {
+	if !ok || !facts.Public { // the tier's word alone gives nobody what was learnt with a credential
 		if facts, ok = c.SharedFacts(ctx, e.facts); !ok {
 			return Tag{}, nil, false
 		}

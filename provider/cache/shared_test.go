@@ -144,6 +144,59 @@ func TestReplicasShareWhatEverybodyMayKnow(t *testing.T) {
 	}
 }
 
+func TestWhatOneReplicaLearntIsGoneNoOtherIsTold(t *testing.T) {
+	address, _ := startRedis(t)
+	var log bytes.Buffer
+	ctx, now := t.Context(), time.Now().Truncate(time.Millisecond)
+	facts := cache.KeyOf("facts")
+	good := cache.Tag{Facts: facts, Checked: now, Credential: -1, Public: true}
+	for name, test := range map[string]struct {
+		then   cache.Tag
+		shared bool
+	}{
+		"it is gone":                          {cache.Tag{Err: provider.Errorf(provider.ClassNotFound, "none"), Until: now.Add(time.Hour), Public: true}, false},
+		"it is hidden":                        {cache.Tag{Err: provider.Errorf(provider.ClassUnauthorized, "none"), Until: now.Add(time.Hour), Public: true}, false},
+		"its content is bad":                  {cache.Tag{Err: provider.Errorf(provider.ClassInvalidContent, "bad"), Until: now.Add(time.Hour), Public: true}, false},
+		"its registry is away":                {cache.Tag{Err: provider.Errorf(provider.ClassUnreachable, "away"), Until: now.Add(time.Hour), Public: true}, true},
+		"it is late":                          {cache.Tag{Err: provider.Errorf(provider.ClassTimeout, "late"), Until: now.Add(time.Hour), Public: true}, true},
+		"one replica may not go there":        {cache.Tag{Err: provider.Errorf(provider.ClassBlocked, "blocked"), Until: now.Add(time.Hour), Public: true}, true},
+		"it could not be confirmed":           {cache.Tag{Facts: facts, Checked: now, Err: provider.Errorf(provider.ClassUnreachable, "away"), Until: now.Add(time.Hour), Public: true}, true},
+		"it is gone for who has a credential": {cache.Tag{Err: provider.Errorf(provider.ClassNotFound, "none"), Until: now.Add(time.Hour)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tier := openShared(t, address, &log)
+			one := cache.New(cache.Options{Shared: tier})
+			one.PutFacts(facts, &cache.Facts{Digest: digestOf("1"), Kind: provider.KindIndex, Platforms: []string{"linux/amd64"}, Architectures: []string{"amd64"}, Public: true})
+			one.PutTag(cache.KeyOf(name), good)
+			one.PutTag(cache.KeyOf(name), test.then)
+			if err := tier.Close(); err != nil { // writes what waits
+				t.Fatal(err)
+			}
+			two := cache.New(cache.Options{Shared: openShared(t, address, &log)})
+			if _, _, ok := two.SharedTag(ctx, cache.KeyOf(name)); ok != test.shared {
+				t.Errorf("shared: %v, want %v", ok, test.shared)
+			}
+		})
+	}
+}
+
+// TestTheSharedTierGivesNobodyPrivateFacts: who can write to it could name them.
+func TestTheSharedTierGivesNobodyPrivateFacts(t *testing.T) {
+	address, _ := startRedis(t)
+	var log bytes.Buffer
+	private := cache.KeyOf("facts")
+	forger := openShared(t, address, &log)
+	cache.New(cache.Options{Shared: forger}).PutTag(cache.KeyOf("public"), cache.Tag{Facts: private, Checked: time.Now(), Credential: -1, Public: true})
+	if err := forger.Close(); err != nil { // writes what waits
+		t.Fatal(err)
+	}
+	c := cache.New(cache.Options{Shared: openShared(t, address, &log)})
+	c.PutFacts(private, &cache.Facts{Digest: digestOf("1"), Kind: provider.KindIndex, Platforms: []string{"linux/s390x"}, Architectures: []string{"s390x"}})
+	if _, facts, ok := c.SharedTag(t.Context(), cache.KeyOf("public")); ok {
+		t.Errorf("got %+v", facts)
+	}
+}
+
 func TestOnlyWhatAKnownKeySignedIsBelieved(t *testing.T) {
 	address, _ := startRedis(t)
 	ctx, now := t.Context(), time.Now().Truncate(time.Millisecond)

@@ -79,8 +79,11 @@ type Store struct {
 	dbMu sync.RWMutex // held to read while db is used, to write while it is exchanged
 	db   *bbolt.DB    // nil when the cache goes on without
 
+	flushing sync.Mutex // one Flush at a time: what was kept last is written last
+
 	mu      sync.Mutex
 	pending map[recordKey][]byte // nil to delete
+	writing map[recordKey][]byte // what a Flush is at
 	failed  bool                 // the last write did
 
 	stop, stopped chan struct{}
@@ -226,6 +229,13 @@ func (s *Store) get(kind byte, key Key, read func(payload []byte) error) bool {
 	var k recordKey
 	k[0] = kind
 	copy(k[1:], key[:])
+	if record, waits := s.waiting(k); waits { // younger than what the file has
+		if record == nil {
+			return false
+		}
+		payload, err := unseal(k[:], record)
+		return err == nil && read(payload) == nil
+	}
 	s.dbMu.RLock()
 	db := s.db
 	found := false
@@ -252,7 +262,7 @@ func (s *Store) get(kind byte, key Key, read func(payload []byte) error) bool {
 	s.dbMu.RUnlock()
 	switch {
 	case errors.Is(err, errExpired):
-		s.write(kind, key, nil)
+		s.expire(k)
 		return false
 	case err != nil && !errors.Is(err, bolterrors.ErrDatabaseNotOpen):
 		s.exchange(db, err)
@@ -346,6 +356,28 @@ func (s *Store) write(kind byte, key Key, record []byte) {
 	s.pending[k] = record
 }
 
+// waiting gives what is not yet in the file: the record, or nil when it is to be
+// deleted there.
+func (s *Store) waiting(k recordKey) (record []byte, waits bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if record, waits = s.pending[k]; !waits {
+		record, waits = s.writing[k]
+	}
+	return record, waits
+}
+
+// expire has a record of the file deleted, unless a younger one waits.
+func (s *Store) expire(k recordKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, pending := s.pending[k]
+	_, writing := s.writing[k]
+	if !pending && !writing && len(s.pending) < maxPending {
+		s.pending[k] = nil
+	}
+}
+
 func (s *Store) run() {
 	defer close(s.stopped)
 	ticker := time.NewTicker(flushInterval)
@@ -364,9 +396,11 @@ func (s *Store) run() {
 // Flush writes what waits, in one transaction, without waiting for the next
 // interval. What cannot be written is lost.
 func (s *Store) Flush() {
+	s.flushing.Lock()
+	defer s.flushing.Unlock()
 	s.mu.Lock()
 	pending := s.pending
-	s.pending = make(map[recordKey][]byte)
+	s.pending, s.writing = make(map[recordKey][]byte), pending
 	s.mu.Unlock()
 	s.dbMu.RLock()
 	db := s.db
@@ -383,6 +417,7 @@ func (s *Store) Flush() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.writing = nil
 	if err != nil && !s.failed {
 		s.log.Warn("the cache's store could not be written; the cache goes on in memory", "file", s.path, "error", err)
 	}
