@@ -178,8 +178,17 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: r.options.Workers,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](100*time.Millisecond, 30*time.Second),
+			NewQueue:                newQueue,
 		}).
 		Complete(r)
+}
+
+// newQueue makes the queue of client-go. The priority queue, which is the default of
+// controller-runtime 0.24, may be about to hand an item to a worker that leaves because
+// the queue is shut down: it then waits for ever with its locks held, the other workers
+// with it, and the Lease is not given up before the manager's grace has passed.
+func newQueue(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
+	return workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[reconcile.Request]{Name: name})
 }
 
 func (r *Reconciler) gated(pod *corev1.Pod) bool {
