@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
@@ -37,15 +38,25 @@ func refuse(rule, format string, args ...any) error {
 
 // placementConfig is the little of the placement configuration that the guard needs.
 type placementConfig struct {
-	Gate string `json:"gate"`
-	Pin  bool   `json:"pin"`
+	Gate         string `json:"gate"`
+	Pin          bool   `json:"pin"`
+	HoldDeadline string `json:"holdDeadline"`
 }
 
-// DefaultGate is the scheduling gate of a configuration that names none.
-const DefaultGate = "archkeeper.io/architecture"
+// What a configuration means that does not say.
+const (
+	// DefaultGate is the scheduling gate.
+	DefaultGate = "archkeeper.io/architecture"
+	// defaultDeadline is how long a pod may be held.
+	defaultDeadline = "2m"
+)
+
+// lateHold is by how much a hold may be past the deadline: the built-in policy
+// compares to the nanosecond, the guard shall not find a fault in that.
+const lateHold = time.Second
 
 func configOf(in Input) (placementConfig, error) {
-	config := placementConfig{Gate: DefaultGate}
+	config := placementConfig{Gate: DefaultGate, HoldDeadline: defaultDeadline}
 	if len(in.Config) == 0 {
 		return config, nil
 	}
@@ -92,7 +103,8 @@ type governedContainer struct {
 //   - tolerations and nodeSelector gain entries;
 //   - our gate and no other comes or goes, as the action says;
 //   - labels and annotations with a prefix of ours, the opt-out excepted;
-//   - images become the pinned reference that the input offers, with pinning on.
+//   - images become the pinned reference that the input offers, with pinning on;
+//   - a pod is held until its deadline.
 //
 // For an existing pod the rules of the API server for gated pods apply (KEP-3838):
 // terms keep their number and order and gain expressions behind the existing ones.
@@ -125,8 +137,10 @@ func check(in Input, d Decision) error {
 	if err := checkGates(in.Phase, d.Action, config.Gate, before.Spec, after.Spec); err != nil {
 		return err
 	}
-	if in.Phase == PhaseResolve && d.Action == ActionHold && len(d.Patch) > 0 {
-		return refuse("action", "hold with a patch")
+	if d.Action == ActionHold {
+		if err := checkHold(in, d, config); err != nil {
+			return err
+		}
 	}
 	if err := checkMetadata(before.Metadata, after.Metadata); err != nil {
 		return err
@@ -293,6 +307,22 @@ func checkGates(phase Phase, action Action, gate string, before, after governedS
 	}
 	if has != wants {
 		return refuse("gates", "action %s leaves our gate %s", action, map[bool]string{true: "on", false: "off"}[has])
+	}
+	return nil
+}
+
+// checkHold lets no pod be held for ever: a policy that does not let go at the
+// deadline is set aside.
+func checkHold(in Input, d Decision, config placementConfig) error {
+	if len(d.Patch) > 0 {
+		return refuse("action", "hold with a patch")
+	}
+	deadline, err := time.ParseDuration(config.HoldDeadline)
+	if err != nil {
+		return fmt.Errorf("reading the placement configuration: holdDeadline: %w", err)
+	}
+	if held := in.HeldSeconds; held >= (deadline + lateHold).Seconds() {
+		return refuse("deadline", "hold after %.0f s, holdDeadline is %s", held, config.HoldDeadline)
 	}
 	return nil
 }

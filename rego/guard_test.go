@@ -113,16 +113,21 @@ nodeSelector: {disk: ssd}
 	write(t, dir, policyThatSays("input.config.decision"))
 	e := withPolicy(t, dir)
 	for name, tc := range map[string]struct {
-		spec   string
-		admit  bool
-		pin    bool
-		action string
-		patch  []string
-		change func(*rego.Input)
-		rule   string // "" when it passes
+		spec     string
+		admit    bool
+		pin      bool
+		deadline string // of the configuration; "" when it names none
+		action   string
+		patch    []string
+		change   func(*rego.Input)
+		rule     string // "" when it passes
 	}{
 		"a release":                                {action: "release", patch: []string{gateOff}},
 		"a hold":                                   {action: "hold"},
+		"a hold until the deadline":                {action: "hold", change: heldFor(120)},
+		"a hold past the deadline":                 {action: "hold", change: heldFor(122), rule: "deadline"},
+		"a hold past another deadline":             {action: "hold", deadline: "10s", change: heldFor(12), rule: "deadline"},
+		"a hold before another deadline":           {action: "hold", deadline: "5m", change: heldFor(122)},
 		"a hold that writes":                       {action: "hold", patch: []string{op("add", "/metadata/labels", `{"archkeeper.io/x": "y"}`)}, rule: "action"},
 		"ignore on a gated pod":                    {action: "ignore", rule: "action"},
 		"gate on a gated pod":                      {action: "gate", rule: "action"},
@@ -203,6 +208,9 @@ nodeSelector: {disk: ssd}
 			}
 			decision := fmt.Sprintf(`{"action": %q, "architectures": [], "reason": "Test", "message": "m", "patch": [%s]}`, tc.action, strings.Join(tc.patch, ", "))
 			in.Config = json.RawMessage(fmt.Sprintf(`{"pin": %t, "decision": %s}`, tc.pin, decision))
+			if tc.deadline != "" {
+				in.Config = json.RawMessage(fmt.Sprintf(`{"holdDeadline": %q, "decision": %s}`, tc.deadline, decision))
+			}
 			before := e.failures(t, "user", "guard")
 			d, err := e.Decide(t.Context(), in)
 			if err != nil {
