@@ -7,8 +7,13 @@ import (
 	"sync"
 )
 
-// maxRemembered bounds the decisions that are remembered, each of a few kilobytes.
-const maxRemembered = 1024
+// Bounds of the decisions that are remembered, mostly of a few hundred bytes each.
+const (
+	maxRemembered = 1024
+	// maxRememberedBytes bounds messages and patches, as JSON: whoever makes pods with
+	// thousands of terms gets patches of that size.
+	maxRememberedBytes = 4 << 20
+)
 
 // memory of the built-in policy's decisions. The pods of a burst are mostly the same
 // but for their names, and so are the decisions.
@@ -21,23 +26,38 @@ const maxRemembered = 1024
 type memory struct {
 	mu        sync.Mutex
 	decisions map[[sha256.Size]byte]Decision
+	bytes     int // of messages and patches
 }
 
 // recall gives the decision about a shortened input, as it is encoded.
 func (m *memory) recall(encoded []byte) (Decision, bool) {
+	key := sha256.Sum256(encoded)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d, ok := m.decisions[sha256.Sum256(encoded)]
+	d, ok := m.decisions[key]
 	return d.clone(), ok
 }
 
 func (m *memory) keep(encoded []byte, d Decision) {
+	patch, err := d.PatchJSON()
+	if err != nil {
+		return // whoever writes it will say so
+	}
+	key, size := sha256.Sum256(encoded), len(patch)+len(d.Message)
+	if size > maxRememberedBytes {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.decisions) >= maxRemembered {
-		clear(m.decisions)
+	if _, known := m.decisions[key]; known {
+		return // two evaluated it at the same time
 	}
-	m.decisions[sha256.Sum256(encoded)] = d.clone()
+	if len(m.decisions) >= maxRemembered || m.bytes+size > maxRememberedBytes {
+		clear(m.decisions)
+		m.bytes = 0
+	}
+	m.decisions[key] = d.clone()
+	m.bytes += size
 }
 
 // clone gives lists that may be appended to; the values of operations are shared.
@@ -50,8 +70,9 @@ func (d Decision) clone() Decision {
 // its name, its identity, its age and its status; of the spec whatever says nothing
 // about nodes or images (each pod has a volume and mounts of its own for the token of
 // its service account); of images the age of the answer. The time for which the pod is
-// held is read for images that are not known, and then nothing is left out: ok is
-// false, as it is for a pod whose shape is another than the API's.
+// held is read for images that are not known, or that nobody answered about, and then
+// nothing is left out: ok is false, as it is for a pod whose shape is another than the
+// API's.
 func shorten(in Input) (short Input, ok bool) {
 	images := make(map[string]Image, len(in.Images))
 	for ref, image := range in.Images {
@@ -64,6 +85,9 @@ func shorten(in Input) (short Input, ok bool) {
 	var pod shortPod
 	if err := json.Unmarshal(in.Pod, &pod); err != nil {
 		return in, false // it is for the policy to judge
+	}
+	if !pod.Spec.answered(images) {
+		return in, false
 	}
 	if pod.Metadata != nil {
 		for _, key := range []string{"name", "generateName", "uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"} {
@@ -101,11 +125,28 @@ type shortSpec struct {
 }
 
 type shortContainer struct {
-	Image json.RawMessage `json:"image,omitempty"`
+	Image *string `json:"image,omitempty"`
 }
 
 type shortVolume struct {
 	Image *struct {
-		Reference json.RawMessage `json:"reference,omitempty"`
+		Reference *string `json:"reference,omitempty"`
 	} `json:"image,omitempty"`
+}
+
+// answered tells whether there is an answer about each image.
+func (s *shortSpec) answered(images map[string]Image) bool {
+	if s == nil {
+		return true
+	}
+	unanswered := func(ref *string) bool {
+		if ref == nil {
+			return false
+		}
+		_, ok := images[*ref]
+		return !ok
+	}
+	lacks := func(c shortContainer) bool { return unanswered(c.Image) }
+	return !slices.ContainsFunc(s.InitContainers, lacks) && !slices.ContainsFunc(s.Containers, lacks) &&
+		!slices.ContainsFunc(s.Volumes, func(v shortVolume) bool { return v.Image != nil && unanswered(v.Image.Reference) })
 }

@@ -1,7 +1,9 @@
 package rego
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -61,9 +63,58 @@ func TestMemoryIsBounded(t *testing.T) {
 	count(1)
 }
 
+// A decision may be large, as its pod may.
+func TestMemoryIsBoundedInBytes(t *testing.T) {
+	m := &memory{decisions: map[[sha256.Size]byte]Decision{}}
+	large := Decision{Patch: []Operation{{Op: "add", Path: "/spec/affinity", Value: strings.Repeat("x", maxRememberedBytes/10)}}}
+	most := 0
+	for i := range 30 {
+		for range 2 { // as two do who evaluate it at the same time
+			m.keep([]byte(fmt.Sprint(i)), large)
+		}
+		if _, ok := m.recall([]byte(fmt.Sprint(i))); !ok {
+			t.Fatalf("decision %d is not remembered", i)
+		}
+		most = max(most, len(m.decisions))
+	}
+	if most != 9 {
+		t.Errorf("%d decisions of a tenth of what may be remembered are, want 9", most)
+	}
+	m.keep([]byte("larger"), Decision{Message: strings.Repeat("x", maxRememberedBytes)})
+	if _, ok := m.recall([]byte("larger")); ok {
+		t.Error("a decision that alone is larger is remembered")
+	}
+}
+
+// An image without an answer is an unknown one, for which the time counts.
+func TestAnImageWithoutAnAnswerIsNotRemembered(t *testing.T) {
+	e, err := New(t.Context(), Options{Remember: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for where, pod := range map[string]string{
+		"a container":       `{"spec": {"containers": [{"image": "known"}, {"image": "other"}], "schedulingGates": [{"name": "archkeeper.io/architecture"}]}}`,
+		"an init container": `{"spec": {"initContainers": [{"image": "other"}], "containers": [{"image": "known"}], "schedulingGates": [{"name": "archkeeper.io/architecture"}]}}`,
+		"a volume":          `{"spec": {"containers": [{"image": "known"}], "volumes": [{"image": {"reference": "other"}}], "schedulingGates": [{"name": "archkeeper.io/architecture"}]}}`,
+	} {
+		for _, step := range []struct {
+			held float64
+			want Action
+		}{{1, ActionHold}, {121, ActionRelease}} {
+			d, err := e.Decide(t.Context(), Input{
+				Phase: PhaseResolve, Pod: []byte(pod), HeldSeconds: step.held,
+				Images: map[string]Image{"known": {Status: StatusKnown, Architectures: []string{"arm64"}}},
+			})
+			if err != nil || d.Action != step.want {
+				t.Errorf("%s, held for %v s: %s, %v", where, step.held, d.Action, err)
+			}
+		}
+	}
+}
+
 func TestPodsThatDifferInWhatIsReadAreNotAlike(t *testing.T) {
 	base := `{"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"image": "known"}]}}`
-	images := map[string]Image{"known": {Status: StatusKnown, Architectures: []string{"arm64"}}}
+	images := map[string]Image{"known": {Status: StatusKnown, Architectures: []string{"arm64"}}, "other": {Status: StatusAny}}
 	short := func(pod string) string {
 		t.Helper()
 		in, ok := shorten(Input{Pod: []byte(pod), Images: images})
