@@ -319,7 +319,7 @@ func (i *Inspector) resolve(ctx context.Context, f *flight, tg *target) kept {
 	lead, release := i.lead(ctx, tg, hadOld)
 	defer release()
 
-	last := i.firstGood(ctx, f, len(tg.candidates), func(ctx context.Context, n int) (found, *provider.Error) {
+	last, failures := i.firstGood(ctx, f, tg.candidates, func(ctx context.Context, n int) (found, *provider.Error) {
 		c := &tg.candidates[n]
 		headFirst := !lead && (hadOld || i.cache.Seen(c.seenKey()))
 		first := -1
@@ -340,7 +340,16 @@ func (i *Inspector) resolve(ctx context.Context, f *flight, tg *target) kept {
 			return kept{old, facts}
 		}
 	}
+	if n := int(old.Candidate); hadOld && n >= 0 && n < len(failures) {
+		hadOld = !takesBack(failures[n])
+	}
 	return i.keepFailure(tg, old, hadOld, last.n, last.err)
+}
+
+// takesBack tells whether a place that gave an answer has it no more. Another
+// place may never have had it.
+func takesBack(err *provider.Error) bool {
+	return err != nil && (refused(err) || !err.Class.Retryable())
 }
 
 // attempt is what came of asking candidate n.
@@ -367,11 +376,18 @@ func (a attempt) outweighs(other attempt) bool {
 // when the one before has failed. It is asked as well when the one before has been
 // silent for its share of the time, so that one stalled mirror does not cost the
 // answer; then the first that answers well counts. A silent one is not cut off: its
-// host's gate has to learn that it is silent.
-func (i *Inspector) firstGood(ctx context.Context, f *flight, candidates int, ask func(context.Context, int) (found, *provider.Error)) attempt {
+// host's gate has to learn that it is silent. The places of another source, where a
+// short name is searched next, have another image: they are asked only when all
+// before have failed.
+//
+// failures has that of each candidate, nil where none was seen.
+func (i *Inspector) firstGood(ctx context.Context, f *flight, places []candidate, ask func(context.Context, int) (found, *provider.Error)) (last attempt, failures []*provider.Error) {
+	candidates := len(places)
+	failures = make([]*provider.Error, candidates)
 	if candidates == 1 {
 		got, err := ask(ctx, 0)
-		return attempt{0, got, err}
+		failures[0] = err
+		return attempt{0, got, err}, failures
 	}
 	attempts := make(chan attempt, candidates)
 	next, pending := 0, 0
@@ -403,7 +419,8 @@ func (i *Inspector) firstGood(ctx context.Context, f *flight, candidates int, as
 	for pending > 0 {
 		timer := time.NewTimer(f.share(ctx, candidates-next))
 		silent := timer.C
-		if next == candidates {
+		alike := next < candidates && places[next].source == places[next-1].source
+		if !alike {
 			silent = nil // there is nobody else to ask
 		}
 		select {
@@ -411,12 +428,13 @@ func (i *Inspector) firstGood(ctx context.Context, f *flight, candidates int, as
 			pending--
 			if a.err == nil || a.err == errKept {
 				timer.Stop()
-				return a
+				return a, failures
 			}
+			failures[a.n] = a.err
 			if a.outweighs(failure) {
 				failure = a
 			}
-			if a.n == next-1 && next < candidates {
+			if alike && a.n == next-1 || pending == 0 && next < candidates {
 				begin()
 			}
 		case <-silent:
@@ -425,7 +443,7 @@ func (i *Inspector) firstGood(ctx context.Context, f *flight, candidates int, as
 		}
 		timer.Stop()
 	}
-	return failure
+	return failure, failures
 }
 
 // lead lets one caller go first for a reference that nobody has seen; the others
@@ -481,8 +499,8 @@ func (i *Inspector) keep(tg *target, n int, got found) kept {
 	return kept{tag, got.facts}
 }
 
-// keepFailure keeps a failure for a while. What was known before is kept beside
-// it, unless the registry took it back.
+// keepFailure keeps a failure for a while. What was known before and was not taken
+// back is kept beside it, unless the failure is a verdict.
 func (i *Inspector) keepFailure(tg *target, old cache.Tag, hadOld bool, n int, err *provider.Error) kept {
 	if err == nil {
 		err = provider.Errorf(provider.ClassInternal, "no registry was asked")
@@ -509,7 +527,7 @@ func (i *Inspector) keepFailure(tg *target, old cache.Tag, hadOld bool, n int, e
 	}
 	stored := failed
 	stored.Until = i.clock.Now().Add(life)
-	if hadOld && err.Class.Retryable() && !refused(err) {
+	if hadOld && err.Class.Retryable() {
 		stored.Facts, stored.Checked, stored.Candidate, stored.Credential = old.Facts, old.Checked, old.Candidate, old.Credential
 	}
 	i.cache.PutTag(tg.key, stored)

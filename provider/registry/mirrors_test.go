@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	clocktesting "k8s.io/utils/clock/testing"
+
 	"github.com/archkeeper/archkeeper/provider"
 	"github.com/archkeeper/archkeeper/provider/mirrors"
 	"github.com/archkeeper/archkeeper/provider/reach"
@@ -260,5 +262,120 @@ func TestShortNamesAreSearchedWhereTheFileSays(t *testing.T) {
 	wantPlatforms(t, a, "linux/arm64")
 	if want := second.Host() + "/team/app:v1"; a.Reference != want || a.Mirror != "" {
 		t.Errorf("reference %q and mirror %q, want %q and none", a.Reference, a.Mirror, want)
+	}
+}
+
+// TestSearchedRegistriesAreAskedOneAfterTheOther: one short name means another
+// image at each of them.
+func TestSearchedRegistriesAreAskedOneAfterTheOther(t *testing.T) {
+	const search = "unqualified-search-registries = [\"FIRST\", \"SECOND\"]\n"
+	const mirrored = search + "[[registry]]\nlocation = \"FIRST/team\"\n[[registry.mirror]]\nlocation = \"MIRROR/copies\"\n"
+	late := func(w http.ResponseWriter, q *http.Request, next http.Handler) {
+		select {
+		case <-time.After(2500 * time.Millisecond): // longer than its share
+			next.ServeHTTP(w, q)
+		case <-q.Context().Done():
+		}
+	}
+	for name, test := range map[string]struct {
+		config    string
+		set       func(first, mirror *registrytest.Registry)
+		platforms []string
+		class     provider.Class
+		second    bool // is asked
+	}{
+		"the first is slow": {search, func(first, _ *registrytest.Registry) {
+			first.Behave("", "/", late)
+		}, []string{"linux/amd64"}, "", false},
+		"the first is silent": {search, func(first, _ *registrytest.Registry) {
+			first.Behave("", "/", first.Stall())
+		}, nil, provider.ClassTimeout, false},
+		"the first fails": {search, func(first, _ *registrytest.Registry) {
+			first.Behave("", "/", registrytest.Status(500))
+		}, []string{"linux/arm64"}, "", true},
+		"a mirror of the first is silent": {mirrored, func(_, mirror *registrytest.Registry) {
+			mirror.Behave("", "/", mirror.Stall())
+		}, []string{"linux/amd64"}, "", false},
+		"a mirror of the first is slow, and it fails itself": {mirrored, func(first, mirror *registrytest.Registry) {
+			first.Behave("", "/", registrytest.Status(500))
+			mirror.PutIndex("copies/app", "v1", "linux/s390x")
+			mirror.Behave("", "/", late)
+		}, []string{"linux/s390x"}, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, second, mirror := newRegistry(t), newRegistry(t), newRegistry(t)
+			first.PutIndex("team/app", "v1", "linux/amd64")
+			second.PutIndex("team/app", "v1", "linux/arm64")
+			test.set(first, mirror)
+			i := newInspector(t, registry.Options{
+				Mirrors: mirrorConfig(t, test.config, "FIRST", first.Host(), "SECOND", second.Host(), "MIRROR", mirror.Host()),
+				Timeout: 4 * time.Second,
+			}, first, second, mirror)
+			a := inspect(t, i, "team/app:v1")
+			if test.class != "" {
+				wantClass(t, a, test.class)
+			} else {
+				wantPlatforms(t, a, test.platforms...)
+			}
+			if asked := len(second.Requests()) > 0; asked != test.second {
+				t.Errorf("the second registry was asked: %v, want %v: %v", asked, test.second, second.Lines())
+			}
+		})
+	}
+}
+
+func TestASilentMirrorOpensNoBlockedSource(t *testing.T) {
+	source, mirror := newRegistry(t), newRegistry(t)
+	source.PutIndex("team/app", "v1", "linux/amd64")
+	mirror.Behave("", "/", mirror.Stall())
+	i := newInspector(t, registry.Options{
+		Mirrors: mirrorConfig(t, "[[registry]]\nlocation = \"SOURCE/team\"\nblocked = true\n[[registry.mirror]]\nlocation = \"MIRROR/copies\"\n", "SOURCE", source.Host(), "MIRROR", mirror.Host()),
+		Timeout: time.Second,
+	}, source, mirror)
+	wantClass(t, inspect(t, i, source.Host()+"/team/app:v1"), provider.ClassTimeout)
+	wantRequests(t, source)
+}
+
+// TestOnlyThePlaceThatGaveAnAnswerTakesItBack: what another place lacks it may
+// never have had.
+func TestOnlyThePlaceThatGaveAnAnswerTakesItBack(t *testing.T) {
+	const config = "[[registry]]\nlocation = \"SOURCE/team\"\n[[registry.mirror]]\nlocation = \"MIRROR/copies\"\n"
+	status := func(code int) func(r *registrytest.Registry) {
+		return func(r *registrytest.Registry) { r.Behave("", "/", registrytest.Status(code)) }
+	}
+	for name, test := range map[string]struct {
+		mirror, source func(r *registrytest.Registry)
+		kept           bool
+	}{
+		"it is away, and the source never had it":         {status(500), status(404), true},
+		"it is away, and the source is for others":        {status(502), status(401), true},
+		"it limits the rate, and the source never had it": {status(429), status(404), true},
+		"both are away": {status(500), status(503), true},
+		"it has it no more, and the source never had it": {status(404), status(404), false},
+		"it has it no more, and the source is away":      {status(404), status(500), false},
+		"it hides it, and the source limits the rate":    {status(403), status(429), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source, mirror := newRegistry(t), newRegistry(t)
+			mirror.PutIndex("copies/app", "v1", "linux/arm64")
+			clock := clocktesting.NewFakeClock(time.Now())
+			i := newInspector(t, registry.Options{
+				Mirrors: mirrorConfig(t, config, "SOURCE", source.Host(), "MIRROR", mirror.Host()), Clock: clock,
+			}, source, mirror)
+			query := provider.Query{Image: source.Host() + "/team/app:v1"}
+			wantPlatforms(t, inspect(t, i, query.Image), "linux/arm64")
+			test.mirror(mirror)
+			test.source(source)
+			clock.Step(registry.DefaultTagTTL + time.Minute)
+			query.Revalidate = true // waits for what the registries say now
+			if a := i.Inspect(t.Context(), []provider.Query{query})[0]; a.Err == nil {
+				t.Fatalf("confirmed: %+v", a)
+			}
+			if a := inspect(t, i, query.Image); test.kept {
+				wantPlatforms(t, a, "linux/arm64")
+			} else if a.Err == nil {
+				t.Errorf("it came back: %v", a.Platforms)
+			}
+		})
 	}
 }

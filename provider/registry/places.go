@@ -100,7 +100,9 @@ type places struct {
 // holder is a body that has a place.
 type holder struct {
 	since time.Time
-	cut   func() // ends the reading; nil once it was called
+	// cut ends the reading; nil once it was called. fault tells whether the body
+	// came slowly, or only has to wait for others itself.
+	cut func(fault bool)
 
 	// dry is when the body will have been slower than trickle for trickleTime,
 	// in Unix nanoseconds: each byte puts it off, to trickleTime from now at most.
@@ -118,7 +120,7 @@ func (h *holder) got(bytes int, now time.Time) {
 }
 
 // acquire waits for a place. Call release when it returns nil.
-func (p *places) acquire(ctx context.Context, cut func()) (*holder, error) {
+func (p *places) acquire(ctx context.Context, cut func(fault bool)) (*holder, error) {
 	if !p.free.TryAcquire(1) {
 		p.cutSlowest()
 		timer := time.NewTimer(trickleTime)
@@ -157,6 +159,12 @@ func (p *places) release(h *holder) {
 
 // cutSlowest cuts off one body that has had its time, if there is one.
 func (p *places) cutSlowest() {
+	if cut, fault := p.slowest(); cut != nil {
+		cut(fault) // without the lock: nobody knows what it waits for
+	}
+}
+
+func (p *places) slowest() (cut func(fault bool), fault bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var slowest *holder
@@ -167,8 +175,9 @@ func (p *places) cutSlowest() {
 			slowest = h
 		}
 	}
-	if slowest != nil {
-		slowest.cut()
-		slowest.cut = nil
+	if slowest == nil {
+		return nil, false
 	}
+	cut, slowest.cut = slowest.cut, nil
+	return cut, slowest.dry.Load() != math.MaxInt64
 }

@@ -488,7 +488,7 @@ func (t *transport) once(ctx context.Context, tripper http.RoundTripper, state *
 		answer.body = drain(httpResponse)
 		return answer, nil
 	}
-	content, bodyErr := t.read(ctx, state, httpResponse, c)
+	content, bodyErr := t.read(ctx, cancel, state, httpResponse, c)
 	if bodyErr != nil {
 		if errors.Is(bodyErr, errSlowBody) {
 			result = verdictNoAnswer
@@ -514,8 +514,9 @@ func drain(r *http.Response) []byte {
 }
 
 // read gives the body of a response, whole and within the limit, or says why
-// not. A body cut short is unreachable: the next try may have all of it.
-func (t *transport) read(ctx context.Context, state *hostState, r *http.Response, c call) ([]byte, *provider.Error) {
+// not. A body cut short is unreachable: the next try may have all of it. giveUp ends
+// ctx, which is the exchange's: unlike closing its body, that never waits.
+func (t *transport) read(ctx context.Context, giveUp context.CancelFunc, state *hostState, r *http.Response, c call) ([]byte, *provider.Error) {
 	host := displayHost(c.url.Host)
 	tooLarge := func() *provider.Error {
 		err := provider.Errorf(provider.ClassInvalidContent, "registry %s: the %s of %s is larger than %d bytes", host, c.unit, c.what, c.limit)
@@ -541,13 +542,12 @@ func (t *transport) read(ctx context.Context, state *hostState, r *http.Response
 	var buffer bytes.Buffer
 	var held []*holder
 	var cut atomic.Bool
-	ctx, giveUp := context.WithCancel(ctx)
-	defer giveUp()
-	cutOff := func() {
-		cut.Store(true)
-		state.slow.set(t.clock.Now())
+	cutOff := func(fault bool) {
+		if fault {
+			cut.Store(true)
+			state.slow.set(t.clock.Now())
+		}
 		giveUp()
-		r.Body.Close()
 	}
 	// fill reads up to so many bytes in all and tells whether there may be more.
 	fill := func(bound int64) (bool, *provider.Error) {
