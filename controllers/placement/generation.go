@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 
 	"github.com/archkeeper/archkeeper/provider"
@@ -12,6 +13,11 @@ import (
 const (
 	// generationInterval is the time between two looks while pods are held.
 	generationInterval = time.Second
+	// changesAtOnce is how many changes are heard at once, changesInterval the time
+	// in which one more is: each lets every held pod ask its registry, whatever that
+	// registry's pause.
+	changesAtOnce   = 5
+	changesInterval = 5 * time.Second
 	// maxInstances bounds the replicas of the provider that are remembered.
 	maxInstances = 64
 )
@@ -33,10 +39,13 @@ func (r *Reconciler) Holding() bool {
 // held pods are looked at again at once. A replica that is seen for the first time
 // counts as a change: what it knew before is not known.
 //
+// Where something changes all the time, only some of the changes are heard at once.
+//
 // A provider that does not say is passed over: pods are then looked at again at the
 // end of their pause.
 func (r *Reconciler) FollowGeneration(ctx context.Context, clock clock.WithTicker, generation func(context.Context) (provider.Generation, error)) {
 	seen := map[string]uint64{} // by instance
+	limit := flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/changesInterval.Seconds()), changesAtOnce, clock)
 	ticker := clock.NewTicker(generationInterval)
 	defer ticker.Stop()
 	for {
@@ -57,6 +66,9 @@ func (r *Reconciler) FollowGeneration(ctx context.Context, clock clock.WithTicke
 		}
 		if changes, known := seen[now.Instance]; known && changes == now.Changes {
 			continue
+		}
+		if !limit.TryAccept() {
+			continue // the next look sees it too
 		}
 		if len(seen) >= maxInstances {
 			clear(seen)

@@ -40,16 +40,15 @@ func (g *generations) count() int {
 	return g.asked
 }
 
-func TestHeldPodsAreLookedAtAgainWhenTheProviderHasChanged(t *testing.T) {
-	w := newWorld(t)
-	w.bad.Behave("", "/v2/", registrytest.Status(http.StatusTooManyRequests))
-	g := &generations{now: provider.Generation{Instance: "a"}}
+// follow has a world follow a provider. What it gives lets a second pass, with one
+// look at the provider if there should be one, and gives how many pods that queued.
+func (w *world) follow(t *testing.T, g *generations) (second func(looks bool) int) {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); w.FollowGeneration(ctx, w.clock, g.get) }()
 	t.Cleanup(func() { stop(); <-ended })
-	// second lets one look happen, and gives how many pods it queued.
-	second := func(looks bool) int {
+	return func(looks bool) int {
 		t.Helper()
 		before := g.count()
 		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -75,6 +74,13 @@ func TestHeldPodsAreLookedAtAgainWhenTheProviderHasChanged(t *testing.T) {
 		}
 		return queued
 	}
+}
+
+func TestHeldPodsAreLookedAtAgainWhenTheProviderHasChanged(t *testing.T) {
+	w := newWorld(t)
+	w.bad.Behave("", "/v2/", registrytest.Status(http.StatusTooManyRequests))
+	g := &generations{now: provider.Generation{Instance: "a"}}
+	second := w.follow(t, g)
 
 	for range 5 {
 		second(false)
@@ -108,6 +114,32 @@ func TestHeldPodsAreLookedAtAgainWhenTheProviderHasChanged(t *testing.T) {
 	}
 	if len(w.registries.hosts) != 0 {
 		t.Error("a pause from before the change still stands")
+	}
+}
+
+// Where something changes all the time, such as the pull secrets of a large cluster,
+// the pauses of registries still mean something, and the last change is heard.
+func TestAProviderThatChangesAllTheTimeIsHeardNowAndThen(t *testing.T) {
+	w := newWorld(t)
+	w.bad.Behave("", "/v2/", registrytest.Status(http.StatusTooManyRequests))
+	g := &generations{now: provider.Generation{Instance: "a"}}
+	w.reconcile(t, w.pod(t, "held", "", "B/amd64:v1"))
+	second := w.follow(t, g)
+	began, heard := w.clock.Now(), 0
+	for changes := uint64(1); w.clock.Since(began) < time.Minute; changes++ {
+		g.set(provider.Generation{Instance: "a", Changes: changes}, nil)
+		heard += second(true)
+	}
+	if most := changesAtOnce + int(w.clock.Since(began)/changesInterval); heard < changesAtOnce || heard > most {
+		t.Errorf("held pods were looked at again %d times in %s, want %d to %d times", heard, w.clock.Since(began), changesAtOnce, most)
+	}
+	g.set(provider.Generation{Instance: "a"}, nil)
+	late := 0
+	for began = w.clock.Now(); w.clock.Since(began) < 2*changesInterval; {
+		late += second(true)
+	}
+	if late != 1 {
+		t.Errorf("the last change was heard %d times, want once", late)
 	}
 }
 
