@@ -45,7 +45,7 @@ image: ## Build and push the image for four architectures, and look at what was 
 .PHONY: test
 test: ## Every test: unit, Rego, policies, oracles, and the real control plane
 	@rm -rf $(results)
-	@status=0; for suite in test-unit test-rego test-policy test-oracle test-chart e2e; do \
+	@status=0; for suite in test-unit test-rego test-policy test-oracle test-chart e2e-harness e2e-together e2e-alone; do \
 		$(MAKE) --no-print-directory $$suite || status=1; done; \
 		$(MAKE) --no-print-directory test-count; exit $$status
 
@@ -78,13 +78,24 @@ test-chart: $(gotestsum) ## The chart: lint, render, and its arguments against t
 
 # alone are the packages that bound times or memory: no other cluster runs beside
 # theirs. Tests mostly wait, so more of them run at once than there are cores.
-alone := /e2e/(chart|crowd|placement|rate)$$
+alone := /e2e/(crowd|placement|rate)$$
 
 .PHONY: e2e
-e2e: $(gotestsum) ## A real kube-apiserver, scheduler and Gatekeeper (built on first use)
+e2e: ## A real kube-apiserver, scheduler and Gatekeeper (built on first use)
+	@status=0; for suite in e2e-harness e2e-together e2e-alone; do \
+		$(MAKE) --no-print-directory $$suite || status=1; done; exit $$status
+
+.PHONY: e2e-harness
+e2e-harness: $(gotestsum)
 	cd tests/controlplane && go run ./cmd/build
 	$(call suite,controlplane,tests/controlplane,./...)
+
+.PHONY: e2e-together
+e2e-together: $(gotestsum)
 	$(call suite,e2e,tests/e2e,-p 2 -parallel 6 -timeout 20m $$(go list ./... | grep -v -E '$(alone)'))
+
+.PHONY: e2e-alone
+e2e-alone: $(gotestsum)
 	$(call suite,e2e-alone,tests/e2e,-p 1 -parallel 6 -timeout 40m $$(go list ./... | grep -E '$(alone)'))
 
 .PHONY: test-race

@@ -23,10 +23,8 @@ func Chart() string { return filepath.Join(Root(), "deploy", "charts", "archkeep
 func Helm(ctx context.Context, arguments ...string) (string, error) {
 	program := filepath.Join(Root(), ".cache", "tools", "helm")
 	if _, err := os.Stat(program); errors.Is(err, os.ErrNotExist) {
-		build := exec.CommandContext(ctx, "go", "build", "-o", program, "helm.sh/helm/v4/cmd/helm")
-		build.Dir = filepath.Join(Root(), "tools", "helm")
-		if out, err := build.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("building Helm: %w\n%s", err, out)
+		if err := buildHelm(ctx, program); err != nil {
+			return "", fmt.Errorf("building Helm: %w", err)
 		}
 	}
 	cmd := exec.CommandContext(ctx, program, arguments...)
@@ -37,6 +35,26 @@ func Helm(ctx context.Context, arguments ...string) (string, error) {
 		return "", fmt.Errorf("helm %s: %w\n%s", strings.Join(arguments, " "), err, stderr.String())
 	}
 	return string(out), nil
+}
+
+// buildHelm builds beside the program and renames, since test packages that run at
+// the same time may all want it.
+func buildHelm(ctx context.Context, program string) error {
+	if err := os.MkdirAll(filepath.Dir(program), 0o750); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(program), "helm-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	built := filepath.Join(dir, "helm")
+	build := exec.CommandContext(ctx, "go", "build", "-o", built, "helm.sh/helm/v4/cmd/helm")
+	build.Dir = filepath.Join(Root(), "tools", "helm")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	return os.Rename(built, program)
 }
 
 // Rights are the service accounts, roles and bindings of the chart as manifests,

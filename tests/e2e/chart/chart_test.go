@@ -68,14 +68,14 @@ func TestMain(m *testing.M) {
 // Every object of every file of values is one that the API server takes.
 func TestTheAPIServerTakesEveryCombination(t *testing.T) {
 	k := cluster.Test(t)
-	files, err := filepath.Glob(filepath.Join(chartDir(), "ci", "*-values.yaml"))
+	files, err := filepath.Glob(filepath.Join(archkeeper.Chart(), "ci", "*-values.yaml"))
 	if err != nil || len(files) < 5 {
 		t.Fatalf("files of values: %v, %v", files, err)
 	}
 	odd := "9.a-release.with-dots." + strings.Repeat("x", 31)
 	for _, file := range files {
 		for _, release := range []string{"archkeeper", odd} {
-			manifests, err := helm(t.Context(), "template", release, chartDir(), "--namespace", k.Namespace, "--values", file, "--kube-version", "1.36.3")
+			manifests, err := archkeeper.Helm(t.Context(), "template", release, archkeeper.Chart(), "--namespace", k.Namespace, "--values", file, "--kube-version", "1.36.3")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -34,29 +34,6 @@ import (
 	"github.com/archkeeper/archkeeper/tests/e2e/archkeeper"
 )
 
-// helm runs Helm, of the version that tools/helm names. It is built once, like
-// the other tools: a minute or two of a machine's time.
-func helm(ctx context.Context, arguments ...string) (string, error) {
-	program := filepath.Join(archkeeper.Root(), ".cache", "tools", "helm")
-	if _, err := os.Stat(program); errors.Is(err, os.ErrNotExist) {
-		build := exec.CommandContext(ctx, "go", "build", "-o", program, "helm.sh/helm/v4/cmd/helm")
-		build.Dir = filepath.Join(archkeeper.Root(), "tools", "helm")
-		if out, err := build.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("building Helm: %w\n%s", err, out)
-		}
-	}
-	cmd := exec.CommandContext(ctx, program, arguments...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("helm %s: %w\n%s", strings.Join(arguments, " "), err, stderr.String())
-	}
-	return string(out), nil
-}
-
-func chartDir() string { return filepath.Join(archkeeper.Root(), "deploy", "charts", "archkeeper") }
-
 // installation is a release that runs here.
 type installation struct {
 	cluster   *controlplane.Cluster
@@ -77,7 +54,7 @@ type installation struct {
 
 // render gives an installation of the chart with values, which is YAML.
 func render(ctx context.Context, c *controlplane.Cluster, release, namespace, values string) (*installation, error) {
-	return renderChart(ctx, c, chartDir(), release, namespace, values)
+	return renderChart(ctx, c, archkeeper.Chart(), release, namespace, values)
 }
 
 func renderChart(ctx context.Context, c *controlplane.Cluster, chart, release, namespace, values string) (*installation, error) {
@@ -85,7 +62,7 @@ func renderChart(ctx context.Context, c *controlplane.Cluster, chart, release, n
 	if err := controlplane.WriteFile(file, []byte(values)); err != nil {
 		return nil, err
 	}
-	manifests, err := helm(ctx, "template", release, chart, "--namespace", namespace, "--values", file, "--kube-version", "1.36.3")
+	manifests, err := archkeeper.Helm(ctx, "template", release, chart, "--namespace", namespace, "--values", file, "--kube-version", "1.36.3")
 	if err != nil {
 		return nil, err
 	}
