@@ -47,8 +47,8 @@ type flight struct {
 	wanted atomic.Bool
 	// waiting is what the look-up waits for, for callers whose deadline comes.
 	waiting atomic.Pointer[provider.Error]
-	// due is the earliest deadline of those who wait, in Unix nanoseconds; 0 for
-	// none. hurry tells the look-up that it has come nearer.
+	// due is the earliest deadline of those who wait, in Unix nanoseconds; once it
+	// is over, that of who came next. hurry tells the look-up that it changed.
 	due   atomic.Int64
 	hurry chan struct{}
 }
@@ -62,12 +62,12 @@ func newFlight(wanted, confirm bool) *flight {
 // expect notes until when a caller waits.
 func (f *flight) expect(ctx context.Context) {
 	deadline, ok := ctx.Deadline()
-	if !ok {
+	if !ok || ctx.Err() != nil {
 		return
 	}
 	for at := deadline.UnixNano(); ; {
 		due := f.due.Load()
-		if due != 0 && due <= at {
+		if due <= at && due > time.Now().UnixNano() {
 			return
 		}
 		if f.due.CompareAndSwap(due, at) {
@@ -82,17 +82,22 @@ func (f *flight) expect(ctx context.Context) {
 
 // share gives how long a silent place may keep callers waiting before the next
 // one is asked as well: an equal part of the time that is left, for it and each
-// of the others that have not been asked.
-func (f *flight) share(ctx context.Context, others int) time.Duration {
+// of the others that have not been asked. Who is gone is in no hurry; awaited tells
+// whether somebody is.
+func (f *flight) share(ctx context.Context, others int) (wait time.Duration, awaited bool) {
 	left := maxShare * 2
 	if deadline, ok := ctx.Deadline(); ok {
 		left = time.Until(deadline)
 	}
-	if due := f.due.Load(); due != 0 {
-		left = min(left, time.Until(time.Unix(0, due)))
+	due := f.left()
+	if awaited = due > 0; awaited {
+		left = min(left, due)
 	}
-	return min(max(left/time.Duration(others+1), minShare), maxShare)
+	return min(max(left/time.Duration(others+1), minShare), maxShare), awaited
 }
+
+// left gives how long callers wait still.
+func (f *flight) left() time.Duration { return time.Until(time.Unix(0, f.due.Load())) }
 
 func (f *flight) optional() bool { return !f.wanted.Load() }
 
@@ -417,7 +422,8 @@ func (i *Inspector) firstGood(ctx context.Context, f *flight, places []candidate
 	begin()
 	var failure attempt
 	for pending > 0 {
-		timer := time.NewTimer(f.share(ctx, candidates-next))
+		wait, awaited := f.share(ctx, candidates-next)
+		timer := time.NewTimer(wait)
 		silent := timer.C
 		alike := next < candidates && places[next].source == places[next-1].source
 		if !alike {
@@ -438,7 +444,9 @@ func (i *Inspector) firstGood(ctx context.Context, f *flight, places []candidate
 				begin()
 			}
 		case <-silent:
-			begin()
+			if !awaited || f.left() > 0 {
+				begin()
+			}
 		case <-f.hurry:
 		}
 		timer.Stop()

@@ -265,6 +265,43 @@ func TestShortNamesAreSearchedWhereTheFileSays(t *testing.T) {
 	}
 }
 
+// TestACallerWhoIsGoneHurriesNobody: a mirror in good health is then the answer,
+// as it is for a runtime.
+func TestACallerWhoIsGoneHurriesNobody(t *testing.T) {
+	for name, next := range map[string]func(i *registry.Inspector, image string) []provider.Answer{
+		"nobody waits": func(*registry.Inspector, string) []provider.Answer { return nil },
+		"a patient one comes later": func(i *registry.Inspector, image string) []provider.Answer {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			return i.Inspect(ctx, []provider.Query{{Image: image}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source, mirror := newRegistry(t), newRegistry(t)
+			source.PutIndex("team/app", "v1", "linux/amd64")
+			mirror.PutIndex("copies/app", "v1", "linux/arm64")
+			mirror.Delay(500 * time.Millisecond)
+			i := newInspector(t, registry.Options{
+				Mirrors: mirrorConfig(t, "[[registry]]\nlocation = \"SOURCE/team\"\n[[registry.mirror]]\nlocation = \"MIRROR/copies\"\n", "SOURCE", source.Host(), "MIRROR", mirror.Host()),
+			}, source, mirror)
+			image := source.Host() + "/team/app:v1"
+			gone, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			wantClass(t, i.Inspect(gone, []provider.Query{{Image: image}})[0], provider.ClassTimeout)
+			for _, a := range next(i, image) {
+				wantPlatforms(t, a, "linux/arm64")
+			}
+			eventually(t, "the look-up is over", func() bool {
+				now, cancel := context.WithCancel(t.Context())
+				cancel()
+				return i.Inspect(now, []provider.Query{{Image: image}})[0].Err == nil
+			})
+			wantPlatforms(t, inspect(t, i, image), "linux/arm64")
+			wantRequests(t, source)
+		})
+	}
+}
+
 // TestSearchedRegistriesAreAskedOneAfterTheOther: one short name means another
 // image at each of them.
 func TestSearchedRegistriesAreAskedOneAfterTheOther(t *testing.T) {
