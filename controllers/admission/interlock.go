@@ -38,7 +38,7 @@ type Interlock struct {
 
 	mu      sync.Mutex
 	since   time.Time // of the first look
-	absent  bool      // there is no Lease
+	absent  bool      // there was no Lease once
 	seen    bool
 	last    renewal
 	renewed time.Time // by our clock; zero: never
@@ -77,8 +77,9 @@ func (i *Interlock) Alive() bool {
 
 // Settled tells whether Alive can be relied upon: a process that has just started
 // has seen no renewal, however alive the controller is, and would let pods go
-// ungated. It is settled when a renewal was seen, when there is no Lease, and
-// when the lease duration has passed.
+// ungated. It is settled when a renewal was seen, when there was no Lease, and when
+// the lease duration has passed; then for good: a first Lease, made by the controllers
+// of a new installation, takes nobody's readiness away.
 func (i *Interlock) Settled() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -104,7 +105,7 @@ func (i *Interlock) look(ctx context.Context) {
 	defer cancel()
 	lease, err := i.options.Client.Leases(i.options.Namespace).Get(ctx, i.options.Name, metav1.GetOptions{})
 	i.mu.Lock()
-	i.absent = apierrors.IsNotFound(err)
+	i.absent = i.absent || apierrors.IsNotFound(err)
 	if i.since.IsZero() {
 		i.since = i.options.Clock.Now()
 	}

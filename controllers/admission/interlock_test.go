@@ -84,6 +84,10 @@ func TestAnInterlockIsSettledWhenItKnows(t *testing.T) {
 		after   bool
 	}{
 		"there is no lease": {nil, nil, true, true},
+		"it comes late": {nil, func(client *fake.Clientset, _ *clocktesting.FakeClock) error {
+			_, err := client.CoordinationV1().Leases("ns").Create(t.Context(), lease, metav1.CreateOptions{})
+			return err
+		}, true, true},
 		"nobody renews it for a moment": {[]runtime.Object{lease}, func(_ *fake.Clientset, c *clocktesting.FakeClock) error {
 			c.Step(DefaultLeaseDuration)
 			return nil
