@@ -36,6 +36,43 @@ func TestARestartedInspectorAsksNobody(t *testing.T) {
 	}
 }
 
+// TestWhatARegistryTookBackStaysSo: through the end of the failure that was
+// remembered, and a restart.
+func TestWhatARegistryTookBackStaysSo(t *testing.T) {
+	for name, takeBack := range map[string]func(r *registrytest.Registry){
+		"the tag was deleted":        func(r *registrytest.Registry) { r.Delete("app", "v1") },
+		"the repository was closed":  func(r *registrytest.Registry) { r.Basic(accountsOf("owner")...) },
+		"the content is no manifest": func(r *registrytest.Registry) { r.Behave("", "/", registrytest.Body(registrytest.Index, "[]")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegistry(t)
+			r.PutIndex("app", "v1", "linux/amd64")
+			path := filepath.Join(t.TempDir(), "cache.db")
+			image := r.Host() + "/app:v1"
+			for round := range 2 {
+				store, err := cache.OpenStore(cache.StoreOptions{Path: path})
+				if err != nil {
+					t.Fatal(err)
+				}
+				i := newInspector(t, registry.Options{Cache: cache.New(cache.Options{Store: store})}, r)
+				if round == 0 {
+					wantPlatforms(t, inspect(t, i, image), "linux/amd64")
+					store.Flush()
+					takeBack(r)
+					_ = i.Inspect(t.Context(), []provider.Query{{Image: image, Revalidate: true}})
+				}
+				if a := inspect(t, i, image); a.Err == nil {
+					t.Errorf("round %d: %v", round, a.Platforms)
+				}
+				i.Close()
+				if err := store.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func TestAReplicaLearnsFromTheOther(t *testing.T) {
 	r := newRegistry(t)
 	r.PutIndex("public/app", "v1", "linux/amd64")
