@@ -321,8 +321,8 @@ func checkHold(in Input, d Decision, config placementConfig) error {
 	if err != nil {
 		return fmt.Errorf("reading the placement configuration: holdDeadline: %w", err)
 	}
-	if held := in.HeldSeconds; held >= (deadline + lateHold).Seconds() {
-		return refuse("deadline", "hold after %.0f s, holdDeadline is %s", held, config.HoldDeadline)
+	if in.HeldSeconds >= (deadline + lateHold).Seconds() {
+		return refuse("deadline", "hold past holdDeadline, %s", config.HoldDeadline)
 	}
 	return nil
 }

@@ -440,3 +440,20 @@ func TestRunLooksAtEachInterval(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Every pod comes to its deadline; what its policy does then is one fault.
+func TestAPolicyThatHoldsForEverIsSaidOnce(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, policyThatSays(`{"action": "hold", "architectures": [], "reason": "Test", "message": "", "patch": []}`))
+	e := withPolicy(t, dir)
+	for _, held := range []float64{121, 122, 130, 3600} {
+		unknown := rego.Image{Status: rego.StatusUnknown, Class: "timeout"}
+		d, err := e.Decide(t.Context(), input(t, "", images(unknown), gated, heldFor(held)))
+		if err != nil || d.Action != rego.ActionRelease || d.Reason != rego.ReasonDeadlineExceeded {
+			t.Errorf("held for %v s: %s %s, %v", held, d.Action, d.Reason, err)
+		}
+	}
+	if got := strings.Count(e.log.String(), "a placement policy failed"); got != 1 {
+		t.Errorf("said %d times: %s", got, e.log)
+	}
+}
