@@ -33,7 +33,7 @@ const (
 func version(t *testing.T, name string) *installation {
 	t.Helper()
 	chart := filepath.Join(t.TempDir(), "chart")
-	if err := os.CopyFS(chart, os.DirFS(chartDir())); err != nil {
+	if err := os.CopyFS(chart, os.DirFS(archkeeper.Chart())); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(filepath.Join(chart, "Chart.yaml"))
