@@ -25,6 +25,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/archkeeper/archkeeper/controllers/admission"
 	certificatekeeper "github.com/archkeeper/archkeeper/controllers/certificates"
 	"github.com/archkeeper/archkeeper/controllers/importmode"
 	"github.com/archkeeper/archkeeper/controllers/mirrors"
@@ -173,7 +174,8 @@ func newControllersCommand(std streams) *cobra.Command {
 		Short: "Act in a cluster: free gated pods, merge mirrors, keep the import mode",
 		Long: `Controllers runs the controllers of a cluster. Several replicas may run: one leads,
 and another takes over within the lease duration, or at once when the leader ends
-in an orderly way.
+in an orderly way. When the leader is silent for a third of the lease duration,
+the others free gated pods already.
 
 placement frees pods that wait on our scheduling gate. It asks the provider about
 their images, and holds no credentials itself. mirrors merges the cluster's mirror
@@ -322,9 +324,26 @@ func (f *controllingFlags) said(s *service) []any {
 	return []any{"version", version, "controllers", f.enable, "lease", f.namespace + "/" + f.lease, "probe", s.probe.Addr().String()}
 }
 
-// addPlacement adds the controller that frees gated pods.
+// addPlacement adds the controller that frees gated pods: in the replica that leads,
+// and in one that has not seen the Lease renewed for a third of its duration, in which
+// the leader renews it five times. It cannot lead yet, but it can free pods.
 func (f *controllingFlags) addPlacement(c *controllers, place *placing, asks *asking) error {
+	leader := admission.NewInterlock(admission.InterlockOptions{
+		Client: c.client.CoordinationV1(), Namespace: f.namespace, Name: f.lease, Duration: f.leaseDuration / 3, Interval: f.leaseDuration / 15,
+	})
+	if err := c.everywhere(func(ctx context.Context) { _ = leader.Run(ctx) }); err != nil {
+		return err
+	}
+	acts := func() bool {
+		select {
+		case <-c.manager.Elected():
+			return true
+		default:
+			return leader.Settled() && !leader.Alive()
+		}
+	}
 	c.placement = placement.New(placement.Options{
+		Acts:   acts,
 		Reader: c.manager.GetClient(), Live: c.manager.GetAPIReader(), Writer: c.manager.GetClient(),
 		Inspector: asks.inspector, Evaluator: place.evaluator, Placement: place.settings, Pin: asks.pin, Cluster: place.cluster,
 		Recorder: c.manager.GetEventRecorder("archkeeper-placement"), Workers: f.workers,
@@ -340,6 +359,8 @@ func (f *controllingFlags) addPlacement(c *controllers, place *placing, asks *as
 		return err
 	}
 	return c.everywhere(func(ctx context.Context) {
+		c.placement.FollowDuty(ctx, clock.RealClock{})
+	}, func(ctx context.Context) {
 		c.placement.FollowGeneration(ctx, clock.RealClock{}, asks.generation)
 	})
 }

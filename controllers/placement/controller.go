@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -77,6 +79,10 @@ type Options struct {
 	Recorder events.EventRecorder
 	// Workers at the same time; DefaultWorkers when 0.
 	Workers int
+	// Acts tells whether this replica frees pods now; nil: always. Two that act at a
+	// time do no harm, since each patch is guarded by the resourceVersion, but the
+	// work twice.
+	Acts func() bool
 
 	Clock   clock.PassiveClock
 	Jitter  func(time.Duration) time.Duration
@@ -89,6 +95,7 @@ type Options struct {
 type Reconciler struct {
 	options    Options
 	registries *registries
+	passedOver atomic.Bool // a gated pod, while this replica did not act
 
 	mu       sync.Mutex
 	pods     map[types.NamespacedName]*memory
@@ -177,8 +184,10 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: r.options.Workers,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](100*time.Millisecond, 30*time.Second),
-			NewQueue:                newQueue,
+			// Who acts is for Options.Acts to say: a replica may before it leads.
+			NeedLeaderElection: ptr.To(false),
+			RateLimiter:        workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](100*time.Millisecond, 30*time.Second),
+			NewQueue:           newQueue,
 		}).
 		Complete(r)
 }
@@ -238,6 +247,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("reading pod %s: %w", request.NamespacedName, err)
 	case !r.gated(&pod) || pod.DeletionTimestamp != nil:
+		r.forget(request.NamespacedName)
+		return reconcile.Result{}, nil
+	case !r.acts():
 		r.forget(request.NamespacedName)
 		return reconcile.Result{}, nil
 	}

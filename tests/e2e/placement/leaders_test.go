@@ -259,7 +259,7 @@ func restart(t *testing.T, replica *replica) {
 	}
 }
 
-func TestAKilledLeaderIsReplacedWithinTheLeaseDuration(t *testing.T) {
+func TestAKilledLeaderHoldsNoPodLongerThanTheLeaseDurationAndFiveSeconds(t *testing.T) {
 	const pods = 500
 	k, f := test(t, ownWebhooks+"=none")
 	create(t, k, f, pods, gate, ofDown(1)...)
@@ -296,15 +296,14 @@ func TestAKilledLeaderIsReplacedWithinTheLeaseDuration(t *testing.T) {
 	if took > leaseDuration+5*time.Second {
 		t.Errorf("nobody led for %s, longer than the lease duration and 5s", took)
 	}
-	// A quiet machine frees them within the lease duration and 5s in all. How fast it
-	// is here is the machine's affair, and the API server's: a bare client is the
-	// measure.
+	// How fast pods are freed is the machine's affair too, and the API server's: on one
+	// where a bare client needs long for as many, the controller may.
 	bare := bareClient(t, pods)
-	drain := last.Sub(killed) - took
-	t.Logf("%d gated pods: the other replica led %s after the kill (lease duration %s) and freed them within %s to %s, for %.1f ms of CPU a pod; a bare client frees as many within %s",
-		pods, took.Round(10*time.Millisecond), leaseDuration, (first.Sub(killed) - took).Round(10*time.Millisecond), drain.Round(10*time.Millisecond), 1000*(cpu-before)/pods, bare.Round(10*time.Millisecond))
-	if limit := max(5*time.Second, 5*bare/2); drain > limit {
-		t.Errorf("the pods were free %s after the other replica led, which should take %s at most", drain, limit)
+	held := last.Sub(killed)
+	t.Logf("%d gated pods: the other replica freed them %s to %s after the kill, for %.1f ms of CPU a pod, and led after %s (lease duration %s); a bare client frees as many within %s",
+		pods, first.Sub(killed).Round(10*time.Millisecond), held.Round(10*time.Millisecond), 1000*(cpu-before)/pods, took.Round(10*time.Millisecond), leaseDuration, bare.Round(10*time.Millisecond))
+	if limit := max(leaseDuration+5*time.Second, leaseDuration/3+2*time.Second+5*bare/2); held > limit {
+		t.Errorf("pods were held for %s after the kill, which should be %s at most", held, limit)
 	}
 	if gated := f.check(); gated != pods {
 		t.Errorf("%d pods were gated", gated)
