@@ -58,7 +58,7 @@ endef
 
 .PHONY: test-unit
 test-unit: $(gotestsum) ## Unit tests of all packages, against local registries and servers
-	$(call suite,unit,.,$$(go list ./... | grep -v -E '/(rego|policies)(/|$$)'))
+	$(call suite,unit,.,-parallel 8 $$(go list ./... | grep -v -E '/(rego|policies)(/|$$)'))
 
 .PHONY: test-rego
 test-rego: $(gotestsum) ## Rego: unit tests, strict check, format, coverage

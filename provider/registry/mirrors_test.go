@@ -153,6 +153,7 @@ location = "SECOND/copies"
 		}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits most of the time
 			w, err := registrytest.NewWorld()
 			if err != nil {
 				t.Fatal(err)
@@ -340,6 +341,7 @@ func TestSearchedRegistriesAreAskedOneAfterTheOther(t *testing.T) {
 		}, []string{"linux/s390x"}, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits most of the time
 			first, second, mirror := newRegistry(t), newRegistry(t), newRegistry(t)
 			first.PutIndex("team/app", "v1", "linux/amd64")
 			second.PutIndex("team/app", "v1", "linux/arm64")
