@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -147,26 +146,11 @@ func live(t *testing.T, controllers *archkeeper.Controllers) float64 {
 
 // metric reads the first series of that name.
 func metric(ctx context.Context, probe, name string) (float64, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, probe+"/metrics", nil)
-	if err != nil {
-		return 0, err
+	value, found, err := archkeeper.Metric(ctx, probe, name)
+	if err == nil && !found {
+		err = fmt.Errorf("%s has no metric %s", probe, name)
 	}
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(answer.Body, 8<<20))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
-		if bare, _, _ := strings.Cut(series, "{"); ok && bare == name {
-			return strconv.ParseFloat(value, 64)
-		}
-	}
-	return 0, fmt.Errorf("%s has no metric %s", probe, name)
+	return value, err
 }
 
 // fill writes running pods where the API server keeps them, 128 a transaction.

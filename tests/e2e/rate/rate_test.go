@@ -7,8 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"slices"
 	"strconv"
@@ -349,25 +347,9 @@ func (m measurement) processes() error {
 
 // stepSeconds is the time that the controller's workers have spent on a step.
 func stepSeconds(ctx context.Context, step string) (float64, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, controllers.ProbeURL+"/metrics", nil)
-	if err != nil {
-		return 0, err
-	}
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(answer.Body, 8<<20))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(strings.TrimSpace(line), `archkeeper_placement_step_seconds_sum{step="`+step+`"} `); ok {
-			return strconv.ParseFloat(value, 64)
-		}
-	}
-	return 0, nil // none was made yet
+	// Not found: none was made yet.
+	value, _, err := archkeeper.Metric(ctx, controllers.ProbeURL, `archkeeper_placement_step_seconds_sum{step="`+step+`"}`)
+	return value, err
 }
 
 // cpu is the processor time of a process.
